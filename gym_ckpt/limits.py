@@ -1,0 +1,56 @@
+"""Every bound and time-out in one place: name, unit, value, and the relations between them.
+
+A bound that is not here does not exist; a number in other modules that limits anything is a defect.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ROLLOUT_ID_MAX_BYTES: Final = 200
+CHECKPOINT_ID_MAX_BYTES: Final = 128
+INSTANCE_MAX_BYTES: Final = 100
+"""Name of one server inside its kind; part of a path."""
+
+BLOCKERS_SHOWN: Final = 100
+"""Capture keys that a report lists; `blocker_count` is never capped."""
+RESUMED_IDS_KEPT: Final = 64
+"""Resumed checkpoint ids that a participant remembers, to refuse an old controller's delayed calls."""
+
+CONTROL_BODY_MAX_BYTES: Final = 256 * 1024 * 1024
+"""A commit's scope of a million episodes fits."""
+DATA_BODY_MAX_BYTES: Final = 64 * 1024 * 1024
+
+BUDGET_MAX_S: Final = 3600.0
+"""No deadline, and so no lease, is further away than this, whatever a skewed clock says (INV-53)."""
+LEASE_GRACE_S: Final = 30.0
+"""Added to the deadline of the last control call; then the participant resumes by itself."""
+CONTROL_ATTEMPT_TIMEOUT_S: Final = 10.0
+"""Reply time of a control call that does not wait for readiness or writes; then it is repeated."""
+CONTROL_RETRY_FIRST_S: Final = 0.05
+CONTROL_RETRY_MAX_S: Final = 2.0
+RESUME_BUDGET_S: Final = 30.0
+"""How long coordination keeps trying to resume a participant before it leaves it to its lease."""
+DISCOVERY_BUDGET_S: Final = 30.0
+RETIRE_BUDGET_S: Final = 30.0
+
+PEER_CONNECT_TIMEOUT_S: Final = 10.0
+PEER_RETRY_FIRST_S: Final = 0.05
+PEER_RETRY_MAX_S: Final = 2.0
+PEER_RETRY_BUDGET_S: Final = 20.0
+"""How long one data-plane step is repeated after transport failures before its episode fails."""
+
+JSON_DEPTH_MAX: Final = 200
+"""Nesting of exported state; deeper is refused with its path instead of a recursion error."""
+READ_CHUNK_BYTES: Final = 1024 * 1024
+RECORD_MAX_BYTES: Final = 256 * 1024 * 1024
+DRAIN_S: Final = 10.0
+"""From SIGTERM until a server closes connections that are still busy."""
+READY_S: Final = 60.0
+"""Start-up: how long to wait for a server to answer its health route."""
+LISTEN_BACKLOG: Final = 16384
+
+assert CONTROL_RETRY_FIRST_S < CONTROL_RETRY_MAX_S < CONTROL_ATTEMPT_TIMEOUT_S < RESUME_BUDGET_S
+assert RESUME_BUDGET_S <= LEASE_GRACE_S, "a resume that is still being tried must find the lease alive"
+assert LEASE_GRACE_S < BUDGET_MAX_S
+assert PEER_RETRY_FIRST_S < PEER_RETRY_MAX_S < PEER_RETRY_BUDGET_S
