@@ -1,0 +1,219 @@
+"""The least that a server needs on top of bare ASGI: read a body, answer, route, strip the episode's prefix.
+
+Bare because a framework doubles the cost of a request, and because a middleware that buffers bodies or hides
+`http.disconnect` breaks the gate's rules. The participant installs on any ASGI application all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+
+from gym_ckpt.errors import InvalidRequest, InvalidRolloutId, ProtocolError, RolloutIdRequired
+from gym_ckpt.limits import DATA_BODY_MAX_BYTES
+from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send, first_header
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, error_reply
+
+EPISODE = "gym_ckpt.episode"
+"""Scope key under which the context middleware leaves the `EpisodeId` of a tagged call."""
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class ClientGone(Exception):
+    """The caller closed its connection before its request was whole."""
+
+
+class Refused(Exception):
+    """An answer of an application's own route: a status and a plain reason (not an error of the protocol)."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Request:
+    """One request as handlers see it."""
+
+    scope: Scope
+    receive: Receive
+    params: Mapping[str, str]
+
+    @property
+    def episode(self) -> EpisodeId | None:
+        """Whose call this is; None when it is untagged."""
+        found: EpisodeId | None = self.scope.get(EPISODE)
+        return found
+
+    def required_episode(self) -> EpisodeId:
+        """Raises `RolloutIdRequired` on an untagged call."""
+        if self.episode is None:
+            raise RolloutIdRequired(f"{self.scope['path']}: call it below {ROLLOUT_PREFIX}<capture key>/")
+        return self.episode
+
+    def header(self, name: str) -> str | None:
+        """The first header of this (lower-case) name."""
+        wanted = name.encode()
+        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted), None)
+
+    async def body(self, limit: int = DATA_BODY_MAX_BYTES) -> bytes:
+        """The whole body. Raises `InvalidRequest` beyond `limit` bytes, `ClientGone` on a disconnect."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] != "http.request":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise InvalidRequest(f"body of more than {limit} bytes")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def typed(self, kind: type[M]) -> M:
+        """The body as a `kind`. Raises `InvalidRequest` naming the field."""
+        return decode(await self.body(), kind)
+
+    async def json(self) -> Any:
+        """The body as JSON. Raises `InvalidRequest`."""
+        try:
+            return json.loads(await self.body())
+        except ValueError as error:
+            raise InvalidRequest(f"body is not JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response."""
+
+    body: bytes
+    status: int = 200
+    headers: Headers = ()
+    content_type: str = "application/json"
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+StreamHandler = Callable[[Request, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`path` may hold `{name}` segments. A `stream` handler sends its response itself."""
+
+    method: str
+    path: str
+    handler: Handler | None = None
+    stream: StreamHandler | None = None
+
+
+def answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:
+    """`value` (a message struct or plain data) as a JSON response."""
+    return Answer(json.dumps(msgspec.to_builtins(value)), status, headers)
+
+
+async def respond(send: Send, reply: Answer) -> None:
+    """Send a whole response."""
+    headers = [(b"content-type", reply.content_type.encode()), (b"content-length", b"%d" % len(reply.body))]
+    headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def answer_error(error: ProtocolError) -> Answer:
+    """A typed error as a response."""
+    status, body = error_reply(error)
+    return Answer(body, status)
+
+
+class Router:
+    """Routes to handlers; typed errors become their answers; everything unknown is a JSON 404 or 405."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact = {(route.method, route.path): route for route in routes if "{" not in route.path}
+        self._patterns = [(_pattern(route.path), route) for route in routes if "{" in route.path]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", f"this application serves http only, not {scope['type']}"
+        found, params = self._find(scope["method"], scope["path"])
+        request = Request(scope, receive, params)
+        try:
+            if found is None:
+                reply = answer({"error": {"code": "not_found", "detail": f"no {scope['method']} {scope['path']}"}}, 404)
+            elif found.stream is not None:
+                await found.stream(request, send)
+                return
+            else:
+                assert found.handler is not None, f"route {found.path} has no handler"
+                reply = await found.handler(request)
+        except ProtocolError as error:
+            reply = answer_error(error)
+        except Refused as error:
+            reply = answer({"error": {"code": "refused", "detail": error.reason}}, error.status)
+        except ClientGone:
+            return
+        await respond(send, reply)
+
+    def _find(self, method: str, path: str) -> tuple[Route | None, Mapping[str, str]]:
+        exact = self._exact.get((method, path))
+        if exact is not None:
+            return exact, {}
+        for pattern, route in self._patterns:
+            match = pattern.fullmatch(path)
+            if match and route.method == method:
+                return route, match.groupdict()
+        return None, {}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile("".join(f"(?P<{part[1:-1]}>[^/]+)" if part[:1] == "{" else re.escape(part)
+                              for part in re.split(r"(\{[a-z_]+\})", path)))
+
+
+def episode_context(app: ASGIApp) -> ASGIApp:
+    """Strip `/ng-rollout/<capture key>` from the path and leave the episode in the scope.
+
+    Pure ASGI: bodies and disconnects pass through untouched. A malformed prefix is answered with
+    `invalid_rollout_id`, never passed on as an untracked call (INV-22).
+    """
+
+    async def with_episode(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(ROLLOUT_PREFIX):
+            raw, slash, rest = scope["path"][len(ROLLOUT_PREFIX):].partition("/")
+            try:
+                if not slash:
+                    raise InvalidRolloutId(f"nothing follows the capture key in {scope['path'][:300]!r}")
+                episode = EpisodeId.from_key(unquote(raw))
+            except InvalidRolloutId as error:
+                await respond(send, answer_error(error))
+                return
+            scope = {**scope, "path": "/" + rest, "raw_path": ("/" + rest).encode(), EPISODE: episode}
+        await app(scope, receive, send)
+
+    return with_episode
+
+
+def tagged(base_url: str, episode: EpisodeId, path: str) -> str:
+    """URL of `path` on a server, below the episode's prefix."""
+    return f"{base_url}{ROLLOUT_PREFIX}{episode.key}{path}"
+
+
+def cookie_of(headers: Headers, name: str) -> str | None:
+    """Value of a cookie in a `cookie` or `set-cookie` header."""
+    for header in ("cookie", "set-cookie"):
+        text = first_header(headers, header)
+        for part in (text or "").split(";"):
+            key, _, value = part.strip().partition("=")
+            if key == name:
+                return value
+    return None
