@@ -1,0 +1,1 @@
+"""The same ideas on real operating-system processes."""

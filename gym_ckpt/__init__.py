@@ -1,0 +1,1 @@
+"""Keeps reinforcement-learning rollouts alive through crashes and preemptions, exactly once."""
