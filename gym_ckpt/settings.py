@@ -1,0 +1,138 @@
+"""Configuration as frozen, typed objects: what each server of a gym is told, and what the controller is told.
+
+Types only. Where the values come from (a file, a mapping, a default) and whether they fit together is the loader's
+business (`gym_ckpt.cli.config`); the simulator builds these objects directly. A server knows its peers by their names in
+`GymSettings.servers`, never by their urls.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from gym_ckpt.types import Kind
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything configurable: frozen, by name only, unknown keys refused."""
+
+
+class CheckpointSettings(Settings, frozen=True, kw_only=True):
+    """Turns checkpointing on. Absent: no server has a checkpoint route, phase, file or cost.
+
+    `grace_s`: seconds added to the deadline of the last control call before a server resumes by itself.
+    """
+
+    grace_s: float = 30.0
+
+
+class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="environment"):
+    """An environment server: one episode per `POST /run`.
+
+    `agent`, `resources`: names of servers. `verifier`: the resources server that verifies, when not `resources`.
+    `episode_timeout_s`: seconds one episode may work; time parked for a checkpoint does not count.
+    """
+
+    kind: ClassVar[Kind] = Kind.ENVIRONMENT
+    url: str
+    agent: str
+    resources: str
+    verifier: str | None = None
+    episode_timeout_s: float | None = None
+
+
+class AgentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="agent"):
+    """An agent server: a loop of model call and tool calls.
+
+    `model`: name of the policy-model server. `max_steps`: model calls per session. `max_tokens`: of one model call.
+    """
+
+    kind: ClassVar[Kind] = Kind.AGENT
+    url: str
+    model: str
+    max_steps: int = 20
+    stream: bool = False
+    max_tokens: int | None = None
+
+
+class ResourcesSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="resources"):
+    """A resources server: sessions, tools and verification of one gym (see `gym_ckpt.gyms`)."""
+
+    kind: ClassVar[Kind] = Kind.RESOURCES
+    url: str
+    gym: str = "inventory"
+
+
+class ModelSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="model"):
+    """A policy-model server. `workers`: inference servers, by their names here or by url."""
+
+    kind: ClassVar[Kind] = Kind.MODEL
+    url: str
+    workers: tuple[str, ...]
+
+
+class InferenceSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="inference"):
+    """The embedded inference worker; no participant.
+
+    `tokens_per_s`: of one generation. `step_tokens`: tokens that one decoding step yields.
+    """
+
+    kind: ClassVar[str] = "inference"
+    url: str
+    model_name: str = "embedded"
+    tokens_per_s: float = 500.0
+    step_tokens: int = 16
+    seed: int = 0
+
+
+class CollectSettings(Settings, frozen=True, kw_only=True):
+    """Rollout collection; `environment` is the name of the server that runs episodes."""
+
+    environment: str
+    input: str
+    output: str
+    repeats: int = 1
+    concurrency: int = 64
+    max_attempts: int = 3
+    checkpoint_dir: str | None = None
+    checkpoint_every_s: float | None = None
+    checkpoint_timeout_s: float = 300.0
+    keep_checkpoints: int = 2
+    resume_from_cache: bool = False
+    retry_prepare: int = 1
+
+
+ServerSettings = EnvironmentSettings | AgentSettings | ResourcesSettings | ModelSettings | InferenceSettings
+
+
+class GymSettings(Settings, frozen=True, kw_only=True):
+    """A whole gym.
+
+    `control_token`: bearer of every control route. `control_token_env`: the environment variable that the loader reads
+    it from when it does not stand in the configuration; servers look at `control_token` only.
+    """
+
+    name: str = "gym"
+    control_token: str | None = None
+    control_token_env: str | None = None
+    servers: dict[str, ServerSettings]
+    checkpoint: CheckpointSettings | None = None
+    collect: CollectSettings | None = None
+
+    def url(self, server: str) -> str:
+        """Where the server of this name listens. Raises `KeyError` for a name that the loader would have refused."""
+        return self.servers[server].url
+
+    def worker_urls(self, model: ModelSettings) -> tuple[str, ...]:
+        """Urls of a policy-model server's inference workers, in configured order."""
+        return tuple(self.servers[worker].url if worker in self.servers else worker for worker in model.workers)
+
+    def participants(self) -> dict[str, ServerSettings]:
+        """The servers that own checkpointable state, by name in configured order."""
+        return {name: server for name, server in self.servers.items() if not isinstance(server, InferenceSettings)}
+
+
+def settings_from(mapping: dict[str, Any]) -> GymSettings:
+    """Typed settings of a plain mapping, checked for types and unknown keys only. Raises `msgspec.ValidationError`."""
+    return msgspec.convert(mapping, GymSettings)
