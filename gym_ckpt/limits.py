@@ -54,3 +54,39 @@ assert CONTROL_RETRY_FIRST_S < CONTROL_RETRY_MAX_S < CONTROL_ATTEMPT_TIMEOUT_S <
 assert RESUME_BUDGET_S <= LEASE_GRACE_S, "a resume that is still being tried must find the lease alive"
 assert LEASE_GRACE_S < BUDGET_MAX_S
 assert PEER_RETRY_FIRST_S < PEER_RETRY_MAX_S < PEER_RETRY_BUDGET_S
+
+# Inference and event streams.
+KEEP_ALIVE_S: Final = 15.0
+"""A streaming answer that sent nothing for this long sends a keep-alive comment."""
+SSE_EVENT_MAX_BYTES: Final = 16 * 1024 * 1024
+COMPLETION_TOKENS_MAX: Final = 1_000_000
+"""Tokens of text that the embedded model generates in one turn, whatever a directive or a request says."""
+SCRIPT_TURNS_MAX: Final = 10_000
+SCRIPT_CALLS_MAX: Final = 16
+"""Tool calls of one turn of the embedded model."""
+SCHEMA_DEPTH_MAX: Final = 8
+"""Nesting of a tool's argument schema that the embedded model fills in."""
+ITEM_AMOUNT_MAX: Final = 100
+"""Pieces that one call of an inventory tool moves."""
+
+# Supervisor and command line
+READY_POLL_S: Final = 0.05
+"""How often a supervisor looks whether its servers answer, and whether one has died."""
+KILL_AFTER_DRAIN_S: Final = 2.0
+"""Added to DRAIN_S before a process that was told to stop is killed."""
+LOG_LINES_SHOWN: Final = 12
+"""Last lines of a server's log that an error shows."""
+
+# Lossless JSON and storage.
+JSON_INT_DIGITS_MAX: Final = 4300
+"""Decimal digits of an integer: Python's own guard against quadratic conversion, which a reader has too."""
+JSON_ITEMS_MAX: Final = 32 * 1024 * 1024
+"""Items of all containers in one value; a value that shares its parts can be far larger in JSON than in memory."""
+LOG_LINE_MAX_BYTES: Final = 256 * 1024 * 1024
+"""One line of an append-only log, such as an output row."""
+LOG_UNSYNCED_MAX_BYTES: Final = 8 * 1024 * 1024
+"""An append-only log syncs by itself when it holds more than this that a crash could take."""
+MANIFEST_MAX_BYTES: Final = 64 * 1024
+"""A manifest, a pointer or an owner's file; anything longer is damage."""
+COLLECTION_MAX_BYTES: Final = 1024 * 1024 * 1024
+"""A collection of a million rows fits."""
