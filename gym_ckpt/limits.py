@@ -90,3 +90,19 @@ MANIFEST_MAX_BYTES: Final = 64 * 1024
 """A manifest, a pointer or an owner's file; anything longer is damage."""
 COLLECTION_MAX_BYTES: Final = 1024 * 1024 * 1024
 """A collection of a million rows fits."""
+
+# Sockets and threads (adapters)
+CLIENT_IDLE_S: Final = 4.0
+"""How long a client keeps an unused connection."""
+CLIENT_IDLE_CONNECTIONS: Final = 4096
+"""Unused connections that one client keeps, over all peers."""
+FOREIGN_KEEP_ALIVE_S: Final = 5
+"""uvicorn's default, which inference servers of others run with."""
+SERVER_KEEP_ALIVE_S: Final = 15
+"""How long our servers keep an unused connection."""
+ABORT_S: Final = 1.0
+"""After DRAIN_S: how long handlers get to end once cancelled."""
+DISK_THREADS: Final = 4
+UNIX_PATH_MAX_BYTES: Final = 100
+"""The smallest limit among the systems that we run on is 104, with its terminator."""
+assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client lets go first, or it meets closed ends"

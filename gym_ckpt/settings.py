@@ -1,17 +1,22 @@
 """Configuration as frozen, typed objects: what each server of a gym is told, and what the controller is told.
 
 Types only. Where the values come from (a file, a mapping, a default) and whether they fit together is the loader's
-business (`gym_ckpt.cli.config`); the simulator builds these objects directly. A server knows its peers by their names in
-`GymSettings.servers`, never by their urls.
+business (`gym_ckpt.cli.config`); the simulator builds these objects directly. A server knows its peers by their names
+in `GymSettings.servers`, never by their urls.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import Meta
 
 from gym_ckpt.types import Kind
+
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+"""At least one."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +29,7 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     `grace_s`: seconds added to the deadline of the last control call before a server resumes by itself.
     """
 
-    grace_s: float = 30.0
+    grace_s: Positive = 30.0
 
 
 class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="environment"):
@@ -39,7 +44,7 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind",
     agent: str
     resources: str
     verifier: str | None = None
-    episode_timeout_s: float | None = None
+    episode_timeout_s: Positive | None = None
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="agent"):
@@ -51,9 +56,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="
     kind: ClassVar[Kind] = Kind.AGENT
     url: str
     model: str
-    max_steps: int = 20
+    max_steps: Count = 20
     stream: bool = False
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
 
 
 class ResourcesSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="resources"):
@@ -69,7 +74,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="
 
     kind: ClassVar[Kind] = Kind.MODEL
     url: str
-    workers: tuple[str, ...]
+    workers: Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class InferenceSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="inference"):
@@ -81,8 +86,8 @@ class InferenceSettings(Settings, frozen=True, kw_only=True, tag_field="kind", t
     kind: ClassVar[str] = "inference"
     url: str
     model_name: str = "embedded"
-    tokens_per_s: float = 500.0
-    step_tokens: int = 16
+    tokens_per_s: Positive = 500.0
+    step_tokens: Count = 16
     seed: int = 0
 
 
@@ -92,9 +97,9 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     environment: str
     input: str
     output: str
-    repeats: int = 1
-    concurrency: int = 64
-    max_attempts: int = 3
+    repeats: Count = 1
+    concurrency: Count = 64
+    max_attempts: Count = 3
     checkpoint_dir: str | None = None
     checkpoint_every_s: float | None = None
     checkpoint_timeout_s: float = 300.0

@@ -1,0 +1,110 @@
+"""What a command needs to know about the machine it runs on: environment variables, processes, free ports.
+
+The one place of the command line that asks the operating system; commands stay testable without one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+PARENT_PID = "GYM_CKPT_PARENT_PID"
+"""Environment variable by which a supervisor tells a server whose death ends it."""
+_PR_SET_PDEATHSIG = 1
+_PARENT_POLL_S = 1.0
+
+
+def environment_variable(name: str) -> str | None:
+    """Its value, or None."""
+    return os.environ.get(name)
+
+
+def monotonic() -> float:
+    """Seconds, for durations only."""
+    return time.monotonic()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on now, all different. Another process may still be quicker."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this id runs (a zombie does not)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process_state(pid) != "Z"
+
+
+def process_state(pid: int) -> str | None:
+    """The state letter that Linux gives a process, or None where that cannot be known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def started_at(pid: int) -> str | None:
+    """A value that tells two processes of one id apart: the kernel's start time in ticks; None where unknown."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def command_line(pid: int) -> str | None:
+    """The command line of a process, its words separated by blanks; None where that cannot be known."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip() or None
+
+
+def send_signal(pid: int, name: str) -> None:
+    """Send `SIGTERM`, `SIGUSR1` … to a process. Raises `ProcessLookupError`, `PermissionError`."""
+    os.kill(pid, signal.Signals[name])
+
+
+def die_with_parent() -> None:
+    """End this process by SIGTERM when the supervisor that started it is gone; nothing when none did.
+
+    Linux does it by itself (PR_SET_PDEATHSIG); elsewhere a daemon thread looks once a second.
+    """
+    expected = os.environ.pop(PARENT_PID, None)
+    if expected is None:
+        return
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch_parent, args=(int(expected),), daemon=True).start()
+    if os.getppid() != int(expected):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _watch_parent(expected: int) -> None:
+    while os.getppid() == expected:
+        time.sleep(_PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def shield_from_interrupt() -> None:
+    """Ignore SIGINT: a terminal's Ctrl-C reaches every process at once, and the supervisor decides who stops when."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,113 @@
+"""Whether typed settings fit together: references between servers, urls, combinations. Raises `ConfigError` only."""
+
+from __future__ import annotations
+
+import re
+
+from gym_ckpt.cli.config_types import SERVER_KINDS, suggestion
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.limits import INSTANCE_MAX_BYTES
+from gym_ckpt.settings import (
+    AgentSettings,
+    EnvironmentSettings,
+    GymSettings,
+    InferenceSettings,
+    ModelSettings,
+    ResourcesSettings,
+    ServerSettings,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_URL = re.compile(r"http://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
+
+
+def check_whole(settings: GymSettings) -> None:
+    """Raises `ConfigError` naming the first key that does not fit."""
+    _names_and_urls(settings)
+    for name, server in settings.servers.items():
+        _references(settings, name, server)
+    _collect(settings)
+
+
+def _names_and_urls(settings: GymSettings) -> None:
+    if not settings.servers:
+        raise ConfigError("servers: is missing; a gym has at least one server: [servers.NAME] with kind and url")
+    taken: dict[str, str] = {}
+    for name, server in settings.servers.items():
+        path = f"servers.{name}"
+        if len(name) > INSTANCE_MAX_BYTES or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{path}: a server's name is part of a path: letters, digits, '.', '_' and '-', starting with a letter "
+                f"or digit, at most {INSTANCE_MAX_BYTES} characters"
+            )
+        _check_url(f"{path}.url", server.url)
+        if server.url in taken:
+            raise ConfigError(f"{path}.url: {server.url} is the url of servers.{taken[server.url]} already")
+        taken[server.url] = name
+
+
+def _check_url(path: str, url: str) -> None:
+    match = _URL.fullmatch(url)
+    if match is None or not 1 <= int(match.group(1)) <= 65535:
+        raise ConfigError(f"{path}: must be http://host:port without a path, not {url!r}")
+
+
+def _references(settings: GymSettings, name: str, server: ServerSettings) -> None:
+    path = f"servers.{name}"
+    match server:
+        case EnvironmentSettings():
+            _refers(settings, f"{path}.agent", server.agent, AgentSettings)
+            _refers(settings, f"{path}.resources", server.resources, ResourcesSettings)
+            if server.verifier is not None:
+                _refers(settings, f"{path}.verifier", server.verifier, ResourcesSettings)
+        case AgentSettings():
+            _refers(settings, f"{path}.model", server.model, ModelSettings)
+        case ModelSettings():
+            for index, worker in enumerate(server.workers):
+                where = f"{path}.workers[{index}]"
+                if "://" in worker:
+                    _check_url(where, worker)
+                else:
+                    _refers(settings, where, worker, InferenceSettings)
+            if len(set(settings.worker_urls(server))) < len(server.workers):
+                raise ConfigError(f"{path}.workers: names a worker twice")
+        case ResourcesSettings():
+            _known_gym(f"{path}.gym", server.gym)
+        case InferenceSettings():
+            pass
+
+
+def _known_gym(path: str, gym: str) -> None:
+    from gym_ckpt.gyms import GYMS
+
+    if gym not in GYMS:
+        raise ConfigError(f"{path}: there is no gym {gym!r}; {suggestion(gym, GYMS)}")
+
+
+def _refers(settings: GymSettings, path: str, name: str, kind: type[ServerSettings]) -> None:
+    found = settings.servers.get(name)
+    wanted = next(word for word, cls in SERVER_KINDS.items() if cls is kind)
+    if isinstance(found, kind):
+        return
+    fitting = [each for each, server in settings.servers.items() if isinstance(server, kind)]
+    if found is None:
+        raise ConfigError(f"{path}: there is no server {name!r}; {suggestion(name, fitting)}")
+    actual = next(word for word, cls in SERVER_KINDS.items() if isinstance(found, cls))
+    raise ConfigError(f"{path}: {name!r} is of kind {actual}, and this must be of kind {wanted}; "
+                      f"{suggestion(name, fitting)}")
+
+
+def _collect(settings: GymSettings) -> None:
+    collect = settings.collect
+    if collect is None:
+        return
+    _refers(settings, "collect.environment", collect.environment, EnvironmentSettings)
+    if collect.checkpoint_dir is None:
+        if collect.checkpoint_every_s is not None:
+            raise ConfigError("collect.checkpoint_every_s: needs collect.checkpoint_dir")
+        if collect.resume_from_cache:
+            raise ConfigError("collect.resume_from_cache: needs collect.checkpoint_dir")
+    elif settings.checkpoint is None:
+        raise ConfigError(
+            "collect.checkpoint_dir: needs a [checkpoint] table (it may be empty): without one no server can checkpoint"
+        )

@@ -1,0 +1,149 @@
+"""Configuration: what is refused, in which words, and what is in effect."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_ckpt.cli.config import effective, load
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.settings import EnvironmentSettings, ModelSettings
+
+GYM: dict[str, Any] = {
+    "name": "unit",
+    "control_token": "secret",
+    "servers": {
+        "environment": {"kind": "environment", "url": "http://127.0.0.1:9001", "agent": "agent", "resources": "tools"},
+        "agent": {"kind": "agent", "url": "http://127.0.0.1:9002", "model": "policy"},
+        "tools": {"kind": "resources", "url": "http://127.0.0.1:9003"},
+        "policy": {"kind": "model", "url": "http://127.0.0.1:9004", "workers": ["worker"]},
+        "worker": {"kind": "inference", "url": "http://127.0.0.1:9005"},
+    },
+    "checkpoint": {},
+}
+
+TOML = """
+name = "unit"
+control_token = "secret"
+[servers.worker]
+kind = "inference"
+url = "http://127.0.0.1:9005"
+tokens_per_s = 100
+"""
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The gym with one key set (or removed, for `...`)."""
+    gym = deepcopy(GYM)
+    *tables, key = path.split(".")
+    table = gym
+    for name in tables:
+        table = table.setdefault(name, {})
+    if value is ...:
+        del table[key]
+    else:
+        table[key] = value
+    return gym
+
+
+def test_a_whole_gym_is_typed() -> None:
+    settings = load(GYM).settings
+    environment = settings.servers["environment"]
+    assert isinstance(environment, EnvironmentSettings) and environment.agent == "agent"
+    policy = settings.servers["policy"]
+    assert isinstance(policy, ModelSettings)
+    assert settings.worker_urls(policy) == ("http://127.0.0.1:9005",)
+    assert list(settings.participants()) == ["environment", "agent", "tools", "policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("servers.agent.max_step", 3, "servers.agent.max_step: unknown key; did you mean 'max_steps'?"),
+        ("colect", {}, "colect: unknown key; did you mean 'collect'?"),
+        ("checkpoint.frequency", 1, "checkpoint.frequency: unknown key; allowed: grace_s"),
+        ("servers.agent.max_steps", "3", "servers.agent.max_steps: expected a whole number, got text"),
+        ("servers.agent.max_steps", 0, "servers.agent.max_steps: expected a whole number >= 1"),
+        ("servers.agent.model", ..., "servers.agent.model: is missing"),
+        ("servers.agent.kind", "agnet", "servers.agent.kind: there is no kind 'agnet'; did you mean 'agent'?"),
+        ("servers.agent.kind", ..., "servers.agent.kind: is missing; one of environment"),
+        ("servers.agent", 7, "servers.agent: must be a table, not int"),
+        ("servers.agent.model", "polcy", "servers.agent.model: there is no server 'polcy'; did you mean 'policy'?"),
+        ("servers.agent.model", "tools", "'tools' is of kind resources, and this must be of kind model"),
+        ("servers.policy.workers", [], "servers.policy.workers: expected a list of length >= 1"),
+        ("servers.policy.workers", ["worker", "worker"], "servers.policy.workers: names a worker twice"),
+        ("servers.policy.workers", ["http://x"], "servers.policy.workers[0]: must be http://host:port"),
+        ("servers.policy.workers", [4], "servers.policy.workers[0]: expected text, got a whole number"),
+        ("servers.tools.gym", "invntory", "servers.tools.gym: there is no gym 'invntory'; did you mean 'inventory'?"),
+        ("servers.tools.url", "http://127.0.0.1:9002", "is the url of servers.agent already"),
+        ("servers.tools.url", "https://h:1", "servers.tools.url: must be http://host:port without a path"),
+        ("servers.tools.url", "http://h:1/", "servers.tools.url: must be http://host:port without a path"),
+        ("servers.tools.url", "http://h:99999", "servers.tools.url: must be http://host:port without a path"),
+        ("servers.a b", {"kind": "inference", "url": "http://h:1"}, "servers.a b: a server's name is part of a path"),
+        ("servers.worker.tokens_per_s", float("nan"), "servers.worker.tokens_per_s: must be a finite number"),
+        ("control_token", ..., "control_token: is missing, and [checkpoint] needs it"),
+        ("control_token", "", "control_token: is missing, and [checkpoint] needs it"),
+        ("control_token_env", "X", "control_token_env: stands beside control_token"),
+        ("servers", {}, "servers: is missing"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(path: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(changed(path, value))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_comes_from_the_named_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    gym = changed("control_token", ...)
+    gym["control_token_env"] = "GYM_CKPT_UNIT_TOKEN"
+    monkeypatch.delenv("GYM_CKPT_UNIT_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="'GYM_CKPT_UNIT_TOKEN' is not set or empty"):
+        load(gym)
+    monkeypatch.setenv("GYM_CKPT_UNIT_TOKEN", "from outside")
+    loaded = load(gym)
+    assert loaded.settings.control_token == "from outside"
+    shown = {row.path: (row.value, row.source) for row in effective(loaded)}
+    assert shown["control_token"] == ("********", "environment GYM_CKPT_UNIT_TOKEN")
+
+
+def test_effective_values_carry_their_source_and_hide_the_token(tmp_path: Path) -> None:
+    path = tmp_path / "gym.toml"
+    path.write_text(TOML)
+    shown = {row.path: (row.value, row.source) for row in effective(load(path))}
+    assert shown["servers.worker.tokens_per_s"] == (100.0, "file")
+    assert shown["servers.worker.step_tokens"] == (16, "default")
+    assert shown["checkpoint"] == (None, "default")
+    assert shown["control_token"] == ("********", "file")
+
+
+def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
+    toml, yaml = tmp_path / "gym.toml", tmp_path / "gym.yaml"
+    toml.write_text(TOML)
+    yaml.write_text(
+        "name: unit\ncontrol_token: secret\nservers:\n"
+        "  worker: {kind: inference, url: 'http://127.0.0.1:9005', tokens_per_s: 100}\n"
+    )
+    assert load(toml).settings == load(yaml).settings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gym.json", "{}", "a configuration ends in .toml, .yaml or .yml"),
+        ("gym.toml", "name = ", "not valid TOML"),
+        ("gym.yaml", "a: [", "not valid YAML"),
+        ("gym.yaml", "- 1", "must hold a mapping at the top, not list"),
+        ("absent.toml", None, "there is no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path / name)
+    assert words in str(caught.value) and name in str(caught.value)
+    assert "\n" not in str(caught.value)
