@@ -1,0 +1,318 @@
+"""The phases of one participant: which control call is valid now, and what it makes the participant do.
+
+    idle ──prepare──▶ preparing ──ready──▶ prepared ──commit, written──▶ committed
+    idle ──restore──▶ restoring ──installed──▶ restored
+    preparing | prepared | committed | restored ──resume──▶ idle
+    restoring | restored ──lease expiry, restoring ──resume──▶ idle, what was installed is discarded and retired
+    preparing | prepared | committed ──lease expiry──▶ idle
+
+`restoring` covers an import that runs and one that failed: admission stays closed until the controller, or the lease,
+ends it. `step` takes a state and an event and gives the next state and the actions, or raises the typed refusal and
+changes nothing. Time arrives as data. Keeps INV-45, 49, 50, 53, 61, 66; of INV-30 the part that phases decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from gym_ckpt.errors import (
+    AlreadyServing,
+    CheckpointConflict,
+    ExportFailed,
+    InvalidPhase,
+    ProtocolError,
+    ScopeMismatch,
+    StaleCheckpoint,
+)
+from gym_ckpt.limits import RESUMED_IDS_KEPT
+from gym_ckpt.types import EpisodeId
+
+
+class Phase(StrEnum):
+    IDLE = "idle"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    RESTORING = "restoring"
+    RESTORED = "restored"
+
+
+TAKING = frozenset({Phase.PREPARING, Phase.PREPARED, Phase.COMMITTED})
+"""A checkpoint is open: retire and forget are refused (INV-30)."""
+IMPORTING = frozenset({Phase.RESTORING, Phase.RESTORED})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a commit writes or a restore reads: a retry must name the same."""
+
+    directory: str
+    scope: tuple[EpisodeId, ...]
+    stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    phase: Phase = Phase.IDLE
+    checkpoint_id: str | None = None
+    target: Target | None = None
+    export_failed: str | None = None
+    """Why this checkpoint can never be committed."""
+    import_failed: bool = False
+    lease_until: float | None = None
+    """On the monotonic clock, seconds."""
+    resumed: tuple[str, ...] = ()
+    """Oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    checkpoint_id: str
+    lease_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRaised:
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    checkpoint_id: str
+    lease_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    checkpoint_id: str
+    target: Target
+    lease_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWritten:
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    checkpoint_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    checkpoint_id: str
+    target: Target
+    served: bool
+    lease_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportFailed:
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    checkpoint_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseCheck:
+    now: float
+
+
+Event = (
+    Prepare | Ready | PrepareRaised | Renew | Commit | CommitWritten | CommitFailed
+    | Restore | Installed | ImportFailed | Resume | LeaseCheck
+)
+
+
+class Action(StrEnum):
+    CLOSE = "close admission"
+    OPEN = "open admission"
+    SETTLE = "start settling running work"
+    EXPORT = "start the export"
+    STOP_WRITING = "stop a write in progress before its next record"
+    IMPORT = "start the import"
+    DISCARD = "discard what was installed and retire it"
+    EXPIRED = "report the expired lease"
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def step(state: State, event: Event) -> Step:
+    """The transition table.
+
+    Raises:
+        ProtocolError: the event is refused; the state stays as it was.
+    """
+    match event:
+        case Prepare():
+            return _prepare(state, event)
+        case Ready() if _is(state, event.checkpoint_id, Phase.PREPARING):
+            return replace(state, phase=Phase.PREPARED), ()
+        case PrepareRaised() if _is(state, event.checkpoint_id, Phase.PREPARING):
+            return _idle(state), (Action.OPEN,)
+        case Renew():
+            _require_open(state, event.checkpoint_id, "renew")
+            return _leased(state, event.lease_until), ()
+        case Commit():
+            return _commit(state, event)
+        case CommitWritten() if _is(state, event.checkpoint_id, Phase.PREPARED):
+            return replace(state, phase=Phase.COMMITTED), ()
+        case CommitFailed() if _is(state, event.checkpoint_id, Phase.PREPARED):
+            return replace(state, export_failed=event.reason), ()
+        case Restore():
+            return _restore(state, event)
+        case Installed() if _is(state, event.checkpoint_id, Phase.RESTORING):
+            return replace(state, phase=Phase.RESTORED), ()
+        case ImportFailed() if _is(state, event.checkpoint_id, Phase.RESTORING):
+            return replace(state, import_failed=True), ()
+        case Resume():
+            return _resume(state, event)
+        case LeaseCheck():
+            return _lease_check(state, event)
+        case _:  # the outcome of work that a resume or the lease has overtaken
+            return state, ()
+
+
+def refuse_retire(state: State) -> ProtocolError | None:
+    """Why attempts cannot be retired now, if they cannot (INV-30).
+
+    A restore is no checkpoint being taken: coordination retires what a failed restore installed while admission is
+    still closed, so it is allowed once the import has ended.
+    """
+    if state.phase in TAKING or (state.phase is Phase.RESTORING and not state.import_failed):
+        return InvalidPhase(f"checkpoint {state.checkpoint_id} is {state.phase}; retire after it was resumed")
+    return None
+
+
+def refuse_forget(state: State) -> ProtocolError | None:
+    """Why rollouts cannot be forgotten now, if they cannot (INV-30)."""
+    if state.phase is not Phase.IDLE:
+        return InvalidPhase(f"checkpoint {state.checkpoint_id} is {state.phase}; forget after it was resumed")
+    return None
+
+
+def _is(state: State, checkpoint_id: str, phase: Phase) -> bool:
+    return state.checkpoint_id == checkpoint_id and state.phase is phase
+
+
+def _idle(state: State) -> State:
+    return State(resumed=state.resumed)
+
+
+def _leased(state: State, until: float) -> State:
+    # A call never shortens a lease: a duplicate that arrives late carries an older deadline.
+    return replace(state, lease_until=max(until, state.lease_until or until))
+
+
+def _refuse_resumed(state: State, checkpoint_id: str) -> None:
+    if checkpoint_id in state.resumed:
+        raise StaleCheckpoint(f"checkpoint {checkpoint_id} was resumed here; take another one")
+
+
+def _require_open(state: State, checkpoint_id: str, operation: str) -> None:
+    _refuse_resumed(state, checkpoint_id)
+    if state.phase is Phase.IDLE:
+        raise InvalidPhase(f"{operation} of checkpoint {checkpoint_id}: no checkpoint is open here")
+    _refuse_other(state, checkpoint_id)
+
+
+def _refuse_other(state: State, checkpoint_id: str) -> None:
+    if state.checkpoint_id not in (None, checkpoint_id):
+        raise CheckpointConflict(f"checkpoint {state.checkpoint_id} is {state.phase} here; resume it first")
+
+
+def _prepare(state: State, event: Prepare) -> Step:
+    _refuse_resumed(state, event.checkpoint_id)
+    _refuse_other(state, event.checkpoint_id)
+    if state.phase is Phase.IDLE:
+        opened = State(Phase.PREPARING, event.checkpoint_id, resumed=state.resumed)
+        return _leased(opened, event.lease_until), (Action.CLOSE, Action.SETTLE)
+    if state.phase in IMPORTING:
+        raise InvalidPhase(f"{event.checkpoint_id} is a restore; resume it before a checkpoint is prepared")
+    if state.export_failed is not None:
+        raise ExportFailed(state.export_failed)
+    return _leased(state, event.lease_until), ()
+
+
+def _commit(state: State, event: Commit) -> Step:
+    _require_open(state, event.checkpoint_id, "commit")
+    if state.phase not in (Phase.PREPARED, Phase.COMMITTED):
+        raise InvalidPhase(f"commit of checkpoint {event.checkpoint_id}: it is {state.phase}, not prepared")
+    if state.export_failed is not None:
+        raise ExportFailed(state.export_failed)
+    leased = _leased(state, event.lease_until)
+    if state.target is None:
+        return replace(leased, target=event.target), (Action.EXPORT,)
+    _same_target(state, event.target, "commit")
+    return leased, ()
+
+
+def _same_target(state: State, target: Target, operation: str) -> None:
+    if state.target != target:
+        raise ScopeMismatch(
+            f"{operation} of checkpoint {state.checkpoint_id} was begun with another directory, scope or stop flag"
+        )
+
+
+def _restore(state: State, event: Restore) -> Step:
+    _refuse_resumed(state, event.checkpoint_id)
+    _refuse_other(state, event.checkpoint_id)
+    if state.phase is Phase.IDLE:
+        if event.served:
+            raise AlreadyServing("this server has served since it started; restart it, then restore")
+        opened = State(Phase.RESTORING, event.checkpoint_id, event.target, resumed=state.resumed)
+        return _leased(opened, event.lease_until), (Action.CLOSE, Action.IMPORT)
+    if state.phase not in IMPORTING:
+        raise InvalidPhase(f"restore {event.checkpoint_id}: it is a checkpoint that is {state.phase}")
+    _same_target(state, event.target, "restore")
+    leased = _leased(state, event.lease_until)
+    if state.import_failed:
+        return replace(leased, import_failed=False), (Action.IMPORT,)
+    return leased, ()
+
+
+def _resume(state: State, event: Resume) -> Step:
+    remembered = _remember(state, event.checkpoint_id)
+    if state.phase is Phase.IDLE:
+        return remembered, ()
+    _refuse_other(state, event.checkpoint_id)
+    return _idle(remembered), _ending(state, keep_restored=True)
+
+
+def _remember(state: State, checkpoint_id: str) -> State:
+    if checkpoint_id in state.resumed:
+        return state
+    return replace(state, resumed=(*state.resumed, checkpoint_id)[-RESUMED_IDS_KEPT:])
+
+
+def _lease_check(state: State, event: LeaseCheck) -> Step:
+    if state.lease_until is None or state.checkpoint_id is None or event.now < state.lease_until:
+        return state, ()
+    ended = _idle(_remember(state, state.checkpoint_id))
+    return ended, (Action.EXPIRED, *_ending(state, keep_restored=False))
+
+
+def _ending(state: State, *, keep_restored: bool) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    if state.phase is Phase.PREPARED and state.target is not None:
+        actions.append(Action.STOP_WRITING)
+    if state.phase is Phase.RESTORING or (state.phase is Phase.RESTORED and not keep_restored):
+        actions.append(Action.DISCARD)
+    return (*actions, Action.OPEN)

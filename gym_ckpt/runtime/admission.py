@@ -1,0 +1,111 @@
+"""Carries out `gym_ckpt.core.admission` with anyio: waiting, waking, stopping.
+
+One event per pause wakes everything that it held; a retired piece of work is stopped through its cancel scope and
+leaves with `StaleAttempt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from gym_ckpt.core.admission import AdmissionBook, State, Ticket, stale
+from gym_ckpt.ports import Tracer
+from gym_ckpt.types import EpisodeId
+
+
+class Admission:
+    """The admission of one participant."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.book = AdmissionBook()
+        self._tracer = tracer
+        self._opened = anyio.Event()
+        self._opened.set()
+        self._changed: anyio.Event | None = None
+        self._scopes: dict[int, anyio.CancelScope] = {}
+
+    @asynccontextmanager
+    async def enter(self, episode: EpisodeId) -> AsyncIterator[Pass]:
+        """One piece of work of `episode`: waits while admission is closed, then runs the body parked.
+
+        Raises:
+            StaleAttempt: the attempt is retired already, or is retired while the body runs.
+        """
+        ticket = self.book.arrive(episode)
+        scope = anyio.CancelScope()
+        self._scopes[ticket.number] = scope
+        try:
+            with scope:
+                while ticket.state is State.WAITING:
+                    await self._opened.wait()
+                yield Pass(self, ticket)
+        finally:
+            del self._scopes[ticket.number]
+            self.book.leave(ticket)
+            self.notify()
+        if ticket.stopping:
+            raise stale(episode)
+
+    def close(self) -> None:
+        """Close; work that is past a boundary goes on to its next one."""
+        if not self.book.closed:
+            self.book.close()
+            self._opened = anyio.Event()
+            self._tracer.emit("admission.closed")
+
+    def open(self) -> None:
+        """Open; everything that waited or was held goes on."""
+        if self.book.closed:
+            self.book.open()
+            self._tracer.emit("admission.opened")
+            self._opened.set()
+            self.notify()
+
+    def stop(self, episodes: Iterable[EpisodeId]) -> None:
+        """Mark these attempts and cancel their work, each piece once (INV-32, INV-34)."""
+        for ticket in self.book.mark(episodes):
+            self._scopes[ticket.number].cancel()
+
+    async def until(self, met: Callable[[], bool]) -> None:
+        """Wait until `met()` holds; it is asked again after each change of the books."""
+        while not met():
+            if self._changed is None:
+                self._changed = anyio.Event()
+            await self._changed.wait()
+
+    def notify(self) -> None:
+        """The books changed."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+
+class Pass:
+    """Leave to do one piece of work."""
+
+    __slots__ = ("_admission", "ticket")
+
+    def __init__(self, admission: Admission, ticket: Ticket) -> None:
+        self._admission = admission
+        self.ticket = ticket
+
+    async def begin(self) -> None:
+        """Go past the boundary; waits while admission is closed."""
+        while not self._admission.book.begin(self.ticket):
+            if self.ticket.stopping:
+                await anyio.sleep_forever()
+            await self._admission._opened.wait()
+
+    def park(self) -> None:
+        """Back at a boundary: what is recorded is enough to go on from here."""
+        self._admission.book.park(self.ticket)
+        self._admission.notify()
+
+    async def boundary(self) -> None:
+        """`park`, then `begin`."""
+        if self._admission.book.closed:
+            self.park()
+            await self.begin()

@@ -1,0 +1,417 @@
+"""The control plane of one participant: carries out what `gym_ckpt.core.phases` decides.
+
+Transitions are serialized by one lock; the waits for readiness, for a write and for an import happen outside it, in
+tasks of the server, so that neither a lost connection nor a deadline undoes them. The lease runs on the monotonic
+clock: a wall clock that jumps cannot lengthen it (INV-53).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import anyio
+import anyio.abc
+import msgspec
+
+from gym_ckpt.core import phases
+from gym_ckpt.core.phases import Action, Phase, Target
+from gym_ckpt.errors import (
+    DeadlineExceeded,
+    ExportFailed,
+    GymCkptError,
+    InvalidCheckpointState,
+    InvalidPhase,
+    NotLossless,
+    ProtocolError,
+    RestartInScope,
+    Unavailable,
+)
+from gym_ckpt.limits import BUDGET_MAX_S
+from gym_ckpt.runtime.outcome import Outcome
+from gym_ckpt.runtime.participant import Participant, Record
+from gym_ckpt.storage.records import AbortFlag, read_records, write_records
+from gym_ckpt.types import EpisodeId, keys
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import (
+    CheckpointRequest,
+    CommitReply,
+    CommitRequest,
+    ForgetReply,
+    ForgetRequest,
+    PrepareReply,
+    PrepareRequest,
+    RenewReply,
+    RenewRequest,
+    RestoreReply,
+    RestoreRequest,
+    ResumeReply,
+    ResumeRequest,
+    RetireReply,
+    RetireRequest,
+    Status,
+    checked_budget,
+    rollouts_of,
+    scope_of,
+)
+
+
+class ControlPlane:
+    """Phases, lease, retire sequence and storage of `participant`. `tasks` lives as long as the server."""
+
+    def __init__(self, participant: Participant, tasks: anyio.abc.TaskGroup, *, grace_s: float) -> None:
+        self._participant = participant
+        self._admission = participant.admission
+        self._ports = participant.ports
+        self._tasks = tasks
+        self._grace_s = grace_s
+        self._state = phases.State()
+        self._serial = anyio.Lock()
+        self._abort = AbortFlag()
+        self._settled: Outcome[None] = Outcome()
+        self._settling = anyio.CancelScope()
+        self._committed: Outcome[CommitReply] = Outcome()
+        self._restored: Outcome[RestoreReply] = Outcome()
+        self._importing = anyio.CancelScope()
+        self._import_serial = anyio.Lock()
+        self._installing: tuple[EpisodeId, ...] = ()
+
+    @property
+    def phase(self) -> Phase:
+        return self._state.phase
+
+    # Operations, one per route.
+
+    async def status(self) -> Status:
+        """Where this participant stands; answered in every phase, without waiting."""
+        now, wall = anyio.current_time(), self._ports.clock.wall()
+        lease = self._state.lease_until
+        return Status(
+            kind=self._participant.kind,
+            instance=self._participant.instance,
+            phase=self._state.phase,
+            checkpoint_id=self._state.checkpoint_id,
+            lease_expires_at=None if lease is None else wall + lease - now,
+            server_time=wall,
+            retired_rollouts=len(self._admission.book.marks),
+            report=self._participant.report(),
+            live=tuple(keys(self._participant.live())),
+        )
+
+    async def prepare(self, request: PrepareRequest) -> PrepareReply:
+        """Close, settle, and wait for readiness; at the deadline reply with the blockers, still closed (INV-10)."""
+        until, lease = self._times(request)
+        event = phases.Prepare(request.checkpoint_id, lease)
+        await self._locked(until, lambda: event)
+        settled, book = self._settled, self._admission.book
+        with anyio.move_on_at(until):
+            await self._admission.until(
+                lambda: not self._open(request.checkpoint_id) or (settled.done and book.quiet)
+            )
+        if settled.error is not None:
+            raise settled.error
+        if not self._open(request.checkpoint_id):
+            phases.step(self._state, event)  # says why: a resume or the lease overtook this wait
+            raise InvalidPhase(f"checkpoint {request.checkpoint_id} ended while it was being prepared")
+        if settled.done and book.quiet:
+            self._apply(phases.Ready(request.checkpoint_id))
+        report = self._participant.report()
+        return PrepareReply(
+            phase=self._state.phase,
+            report=msgspec.structs.replace(report, ready=self._state.phase is not Phase.PREPARING),
+        )
+
+    async def renew(self, request: RenewRequest) -> RenewReply:
+        """Keep the lease alive."""
+        _, lease = self._times(request)
+        self._apply(phases.Renew(request.checkpoint_id, lease))
+        assert self._state.lease_until is not None, "an open checkpoint has a lease"
+        ahead = self._state.lease_until - anyio.current_time()
+        return RenewReply(lease_expires_at=self._ports.clock.wall() + ahead)
+
+    async def commit(self, request: CommitRequest) -> CommitReply:
+        """Export the scope and write it; joins a write that is still running (INV-49)."""
+        until, lease = self._times(request)
+        target = Target(request.checkpoint_dir, scope_of(request.episode_ids), request.stop)
+
+        def begin() -> phases.Event:
+            if self._state.target is None:
+                self._refuse_restarts(target.scope)
+            return phases.Commit(request.checkpoint_id, target, lease)
+
+        await self._locked(until, begin)
+        return await self._committed.get(until - anyio.current_time(), "commit")
+
+    async def restore(self, request: RestoreRequest) -> RestoreReply:
+        """Import the scope under the next attempts; admission stays closed until resume (INV-60, INV-66)."""
+        until, lease = self._times(request)
+        target = Target(request.checkpoint_dir, scope_of(request.episode_ids))
+        await self._locked(
+            until, lambda: phases.Restore(request.checkpoint_id, target, self._admission.book.served, lease)
+        )
+        return await self._restored.get(until - anyio.current_time(), "restore")
+
+    async def resume(self, request: ResumeRequest) -> ResumeReply:
+        """End this checkpoint or restore, in whatever phase it is; repeated, it stays ended."""
+        until, _ = self._times(request)
+        await self._locked(until, lambda: phases.Resume(request.checkpoint_id))
+        return ResumeReply(phase=Phase.IDLE)
+
+    async def retire(self, request: RetireRequest) -> RetireReply:
+        """Mark, stop, wait until the work has left, free (INV-31 … INV-34)."""
+        episodes = scope_of(request.episode_ids)
+        until = anyio.current_time() + self._budget(request)
+        refusal = phases.refuse_retire(self._state)
+        if refusal is not None:
+            raise refusal
+        # The mark stands before anything that the deadline limits, the lock included.
+        self._admission.stop(episodes)
+        self._ports.tracer.emit("retire.marked", episodes=keys(episodes))
+        await self._ports.probe("retire.marked")
+        async with self._serialized(until, "retire"):
+            refusal = phases.refuse_retire(self._state)
+            if refusal is not None:
+                raise refusal
+            with anyio.move_on_at(until):
+                await self._admission.until(lambda: not self._admission.book.remaining(episodes))
+            if self._admission.book.remaining(episodes):
+                left = {ticket.episode for ticket in self._admission.book.remaining(episodes)}
+                raise DeadlineExceeded(f"still stopping {', '.join(keys(left)[:5])}; late calls are refused: repeat")
+            self._participant.free(episodes)
+        self._ports.tracer.emit("retire.done", episodes=keys(episodes))
+        return RetireReply(retired=tuple(keys(episodes)))
+
+    async def forget(self, request: ForgetRequest) -> ForgetReply:
+        """Drop the marks and everything else kept per rollout (INV-37, INV-39)."""
+        rollout_ids = rollouts_of(request)
+        async with self._serialized(anyio.current_time() + self._budget(request), "forget"):
+            refusal = phases.refuse_forget(self._state)
+            if refusal is not None:
+                raise refusal
+            self._admission.book.marks.forget(rollout_ids)
+            self._participant.forget(rollout_ids)
+        self._ports.tracer.emit("forget.done", rollouts=list(rollout_ids))
+        return ForgetReply(forgotten=rollout_ids)
+
+    # Carrying out.
+
+    def _open(self, checkpoint_id: str) -> bool:
+        return self._state.checkpoint_id == checkpoint_id
+
+    def _budget(self, request: CheckpointRequest | RetireRequest | ForgetRequest) -> float:
+        return checked_budget(request, self._ports.clock.wall(), BUDGET_MAX_S)
+
+    def _times(self, request: CheckpointRequest) -> tuple[float, float]:
+        """Deadline and end of the lease, on the monotonic clock."""
+        until = anyio.current_time() + self._budget(request)
+        return until, until + self._grace_s
+
+    def _serialized(self, until: float, doing: str) -> _Serialized:
+        return _Serialized(self._serial, until, doing)
+
+    async def _locked(self, until: float, event: Callable[[], phases.Event]) -> None:
+        async with self._serialized(until, "the transition"):
+            self._apply(event())
+
+    def _apply(self, event: phases.Event) -> None:
+        before = self._state.phase
+        self._state, actions = phases.step(self._state, event)
+        if self._state.phase is not before or actions:
+            self._ports.tracer.emit(
+                "phase", kind=str(self._participant.kind), instance=self._participant.instance, was=str(before),
+                now=str(self._state.phase), checkpoint_id=self._state.checkpoint_id, why=type(event).__name__,
+            )
+        for action in actions:
+            self._act(action)
+        if self._state.phase is not before:
+            self._admission.notify()
+
+    def _act(self, action: Action) -> None:
+        checkpoint_id, target = self._state.checkpoint_id, self._state.target
+        match action:
+            case Action.CLOSE:
+                self._admission.close()
+                self._tasks.start_soon(self._watch_lease, checkpoint_id)
+            case Action.OPEN:
+                self._settling.cancel()
+                self._admission.open()
+            case Action.SETTLE:
+                self._settled, self._settling = Outcome(), anyio.CancelScope()
+                self._tasks.start_soon(self._settle, checkpoint_id, self._settled, self._settling)
+            case Action.EXPORT:
+                self._committed, self._abort = Outcome(), AbortFlag()
+                self._tasks.start_soon(self._export, checkpoint_id, target, self._committed, self._abort)
+            case Action.STOP_WRITING:
+                self._abort.set()
+            case Action.IMPORT:
+                assert target is not None, "an import has a target"
+                self._restored, self._importing, self._installing = Outcome(), anyio.CancelScope(), _targets(target)
+                self._tasks.start_soon(self._import, checkpoint_id, target, self._restored, self._importing)
+            case Action.DISCARD:
+                self._importing.cancel()
+                self._discard(self._installing)
+            case Action.EXPIRED:
+                self._ports.tracer.emit("lease.expired", instance=self._participant.instance)
+
+    async def _watch_lease(self, checkpoint_id: str) -> None:
+        while self._open(checkpoint_id):
+            assert self._state.lease_until is not None, "an open checkpoint has a lease"
+            with anyio.move_on_at(self._state.lease_until):
+                await self._admission.until(lambda: not self._open(checkpoint_id))
+            self._apply(phases.LeaseCheck(anyio.current_time()))
+
+    async def _settle(self, checkpoint_id: str, outcome: Outcome[None], scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                await self._participant.settle()
+        except ProtocolError as error:
+            outcome.fail(error)
+            self._apply(phases.PrepareRaised(checkpoint_id))
+        else:
+            outcome.succeed(None)
+            self._admission.notify()
+
+    async def _export(
+        self, checkpoint_id: str, target: Target, outcome: Outcome[CommitReply], abort: AbortFlag
+    ) -> None:
+        try:
+            reply = await self._write(checkpoint_id, target, abort)
+        except (GymCkptError, OSError) as error:
+            failure = ExportFailed(f"{self._participant.kind} {self._participant.instance}: {error}")
+            self._apply(phases.CommitFailed(checkpoint_id, failure.detail))
+            outcome.fail(failure)
+            return
+        self._apply(phases.CommitWritten(checkpoint_id))
+        outcome.succeed(reply)
+
+    async def _write(self, checkpoint_id: str, target: Target, abort: AbortFlag) -> CommitReply:
+        participant = self._participant
+        records = await participant.export(frozenset(target.scope), target.stop)
+        exported = sorted(record.episode for record in records)
+        assert set(exported) <= set(target.scope), "an export stays inside its scope"  # INV-40
+        self._ports.tracer.emit(
+            "commit.exported", kind=str(participant.kind), checkpoint_id=checkpoint_id, episodes=keys(exported),
+            scope=keys(target.scope), records=records,
+        )
+        await self._ports.probe("commit.exported")
+        manifest = await self._ports.disk.run(
+            write_records(
+                target.directory,
+                kind=participant.kind,
+                instance=participant.instance,
+                checkpoint_id=checkpoint_id,
+                records=_lines(records),
+                abort=abort,
+                attempt_token=self._ports.entropy.token(),
+            )
+        )
+        staged = participant.committed(records)
+        return CommitReply(
+            phase=Phase.COMMITTED,
+            episode_ids=tuple(keys(exported)),
+            manifest=manifest,
+            staging_keys=None if staged is None else staged[0],
+            staging_keys_by_episode=None if staged is None else staged[1],
+        )
+
+    async def _import(
+        self, checkpoint_id: str, target: Target, outcome: Outcome[RestoreReply], scope: anyio.CancelScope
+    ) -> None:
+        reply: RestoreReply | None = None
+        # One after the other: an import that was ended must have cleaned up before the next one installs.
+        async with self._import_serial:
+            try:
+                with scope:
+                    reply = await self._read(target)
+                if reply is None:
+                    raise InvalidPhase("the restore was ended before it was done")
+            except (GymCkptError, OSError) as error:
+                self._discard(_targets(target))
+                self._apply(phases.ImportFailed(checkpoint_id))
+                outcome.fail(error if isinstance(error, ProtocolError) else Unavailable(f"checkpoint files: {error}"))
+                return
+        self._apply(phases.Installed(checkpoint_id))
+        outcome.succeed(reply)
+
+    async def _read(self, target: Target) -> RestoreReply:
+        participant, scope = self._participant, frozenset(target.scope)
+        manifest, rows = await self._ports.disk.run(
+            read_records(
+                target.directory,
+                kind=participant.kind,
+                instance=participant.instance,
+                keep=lambda row: _episode_of(row, participant.instance) in scope,
+            )
+        )
+        records = [Record(_episode_of(row, participant.instance).next(), row["state"]) for row in rows]
+        await participant.check(records)
+        # Whatever an earlier restore left in this process for these rollouts, marks included, is not part of this one.
+        rollout_ids = {episode.rollout_id for episode in scope}
+        participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
+        self._admission.book.marks.forget(rollout_ids)
+        self._admission.book.marks.mark(scope)
+        await participant.install(records)
+        self._ports.tracer.emit(
+            "restore.installed", kind=str(participant.kind), instance=participant.instance,
+            source=manifest.checkpoint_id, records=records,
+        )
+        await self._ports.probe("restore.installed")
+        return RestoreReply(
+            phase=Phase.RESTORED,
+            source_checkpoint_id=manifest.checkpoint_id,
+            installed=tuple(keys(record.episode for record in records)),
+        )
+
+    def _discard(self, installed: Sequence[EpisodeId]) -> None:
+        """All or nothing (INV-60): no state of the attempts that a restore was for, and no late call of them."""
+        self._participant.free(installed)
+        self._admission.book.marks.mark(installed)
+        self._ports.tracer.emit("restore.discarded", episodes=keys(installed))
+
+    def _refuse_restarts(self, scope: Iterable[EpisodeId]) -> None:
+        named = sorted(self._participant.restarts() & {episode.key for episode in scope})
+        if named:
+            raise RestartInScope(f"{named[0]} was reported as a restart; leave it out of the scope")
+
+
+class _Serialized:
+    """The transition lock, waited for no longer than a deadline."""
+
+    def __init__(self, lock: anyio.Lock, until: float, doing: str) -> None:
+        self._lock, self._until, self._doing = lock, until, doing
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+            return
+        except anyio.WouldBlock:
+            pass
+        with anyio.move_on_at(self._until):
+            await self._lock.acquire()
+            return
+        raise DeadlineExceeded(f"{self._doing}: another control call was still running at the deadline; repeat")
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def _lines(records: Sequence[Record]) -> Iterator[bytes]:
+    """Records as JSON lines, one at a time: the file is never whole in memory."""
+    for record in records:
+        row = {"episode": {"rollout_id": record.episode.rollout_id, "attempt": record.episode.attempt}}
+        try:
+            yield json.dumps(row | {"state": record.state})
+        except NotLossless as error:
+            raise ExportFailed(f"episode {record.episode.key} cannot be exported: {error}") from None
+
+
+def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
+    episode = row.get("episode")
+    match episode:
+        case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row:
+            return EpisodeId.checked(rollout_id, attempt)
+    raise InvalidCheckpointState(f"a record of {instance} has no episode or no state")
+
+
+def _targets(target: Target) -> tuple[EpisodeId, ...]:
+    """The attempts that a restore of this scope installs."""
+    return tuple(episode.next() for episode in target.scope)

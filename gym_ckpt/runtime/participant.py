@@ -1,0 +1,94 @@
+"""What every participant provides to its control plane: admission, a report, and export, check, install, free.
+
+The control plane calls these and nothing else, in the order of `gym_ckpt.core.phases`; a participant never sees a
+phase, a lease, a directory or a token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.admission import Admission
+from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire.messages import Report, report
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One episode's exported state: lossless JSON under the attempt that it was exported from or is installed for."""
+
+    episode: EpisodeId
+    state: Any
+
+
+class Participant(ABC):
+    """The part of one server that owns checkpointable state."""
+
+    kind: ClassVar[Kind]
+
+    def __init__(self, instance: str, ports: Ports) -> None:
+        self.instance = instance
+        self.ports = ports
+        self.admission = Admission(ports.tracer)
+
+    def report(self) -> Report:
+        """Ready when admission is closed and no episode works past its boundary."""
+        return report(self.admission.book.blockers(), self.admission.book.counts() | self.counts(), self.restarts())
+
+    def counts(self) -> dict[str, int]:
+        """The kind's own counts, by name."""
+        return {}
+
+    def restarts(self) -> set[str]:
+        """Capture keys of live episodes that cannot be captured here."""
+        return set()
+
+    @abstractmethod
+    def live(self) -> Iterable[EpisodeId]:
+        """Episodes that hold state here."""
+
+    async def settle(self) -> None:
+        """Help running work to a boundary once admission has closed; cancelled when it opens again.
+
+        Prepare is ready when this has returned and nothing works. Raises a `ProtocolError` to fail the prepare.
+        """
+        return
+
+    @abstractmethod
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        """Records of the episodes in scope, as they stand at their boundaries. Runs while nothing works.
+
+        `stop`: the controller will not resume; compute held outside the process may be freed once this is durable.
+        """
+
+    @abstractmethod
+    async def check(self, records: Sequence[Record]) -> None:
+        """Raise `InvalidCheckpointState` unless every record can be installed; installs nothing."""
+
+    @abstractmethod
+    async def install(self, records: Sequence[Record]) -> None:
+        """Make each record the state of its episode, which is the attempt that will continue (N+1)."""
+
+    @abstractmethod
+    def free(self, episodes: Iterable[EpisodeId]) -> None:
+        """Drop the state of these attempts and of earlier ones of the same rollouts; their work has left."""
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """Drop what is kept per rollout (INV-39); the marks are dropped by the control plane."""
+        return
+
+    def committed(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]] | None:
+        """Staging keys that these records refer to, all and by capture key; None for kinds that stage nothing."""
+        return None
+
+
+def up_to(episodes: Iterable[EpisodeId], held: Iterable[EpisodeId]) -> list[EpisodeId]:
+    """Those of `held` that are attempts in `episodes` or earlier ones of the same rollouts, sorted (INV-31)."""
+    highest: dict[str, int] = {}
+    for episode in episodes:
+        highest[episode.rollout_id] = max(episode.attempt, highest.get(episode.rollout_id, -1))
+    return sorted(each for each in held if each.attempt <= highest.get(each.rollout_id, -1))
