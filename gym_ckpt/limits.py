@@ -68,6 +68,8 @@ SCHEMA_DEPTH_MAX: Final = 8
 """Nesting of a tool's argument schema that the embedded model fills in."""
 ITEM_AMOUNT_MAX: Final = 100
 """Pieces that one call of an inventory tool moves."""
+ITEM_STOCK_MAX: Final = 1_000_000
+"""Pieces of one item that an inventory holds."""
 
 # Supervisor and command line
 READY_POLL_S: Final = 0.05
@@ -106,3 +108,28 @@ DISK_THREADS: Final = 4
 UNIX_PATH_MAX_BYTES: Final = 100
 """The smallest limit among the systems that we run on is 104, with its terminator."""
 assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client lets go first, or it meets closed ends"
+
+# Rollout collection.
+LOST_ATTEMPTS_MAX: Final = 100
+"""Attempts of one row that ended without a reply, or blocked a checkpoint, before the row is given up."""
+RETIRE_BATCH: Final = 4096
+"""Attempts that one retire of the collector names."""
+FORGET_BATCH: Final = 256
+"""Finished rollouts with a mark that are gathered before they are forgotten together."""
+FORGET_AT_END_S: Final = 10.0
+"""How long the end of a run tries to forget what is left; marks die with the servers anyway."""
+COLLECT_RETRY_FIRST_S: Final = 0.05
+COLLECT_RETRY_MAX_S: Final = 5.0
+"""Wait before the collector repeats what failed: a retire, a dispatch that could not be logged, a row not written."""
+REPLY_ON_THE_WIRE_S: Final = 2.0
+"""How long a checkpoint waits for replies of episodes that no participant holds any more."""
+ROWS_FLUSH_AT_STOP_S: Final = 20.0
+"""How long a stop without a checkpoint tries to make finished rows durable."""
+ROWS_RETRY_BUDGET_S: Final = 600.0
+"""How long finished rows that cannot be written (a full disk) are kept in memory and tried again."""
+PROGRESS_EVERY_S: Final = 5.0
+"""How often plain progress prints a line."""
+REASON_MAX_CHARS: Final = 2000
+"""Of a failure row's reason."""
+
+assert COLLECT_RETRY_FIRST_S < COLLECT_RETRY_MAX_S < ROWS_FLUSH_AT_STOP_S < ROWS_RETRY_BUDGET_S

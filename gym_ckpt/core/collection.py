@@ -1,0 +1,288 @@
+"""The rows of a collection run: which may start, which a checkpoint holds, which must be retired first.
+
+One `Collection` per run of the controller. Every method is synchronous and costs O(1) per row that it touches: a frozen
+copy per event would make a run of n rows cost n², so this machine mutates, and `rows()` shows it whole for comparison.
+
+        waiting ──take──▶ in flight ──finished──▶ finished
+        restored ─take──▶     │ ├────failed─────▶ waiting (attempt + 1) | failed, after `max_attempts`
+                              │ └──lost/blocked─▶ retiring ──retired──▶ waiting (attempt + 1) | failed, after a bound
+        restored ─────────────┴─restore failed──▶ retiring
+
+Keeps INV-2 (a row finishes once, and a late reply of an attempt that is being retired counts for nothing), INV-90 (no
+row is taken while a checkpoint is open), INV-91 (`scope`), INV-93 (retired: only rows without a reply, never while a
+checkpoint is open). What a restart makes of files is in `gym_ckpt.core.collection_restart`.
+
+It must not know how anything is sent or stored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gym_ckpt.limits import LOST_ATTEMPTS_MAX
+from gym_ckpt.types import EpisodeId
+
+
+class RowState(StrEnum):
+    """Where one row of the run stands."""
+
+    WAITING = "waiting"
+    RESTORED = "restored"
+    """Its state is installed on the servers under this attempt; its `/run` has not been sent."""
+    IN_FLIGHT = "in flight"
+    RETIRING = "retiring"
+    """This attempt may still run somewhere; the next must not start before it is retired everywhere."""
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Verdict(StrEnum):
+    """What a failed, lost or retired attempt means for its row."""
+
+    AGAIN = "again"
+    FINAL = "final"
+    IGNORED = "ignored"
+    """A reply of an attempt that the controller no longer continues."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One rollout. `attempt`: the one that runs, or will run next. `failures`, `lost`: attempts that ended that way."""
+
+    rollout_id: str
+    attempt: int = 0
+    state: RowState = RowState.WAITING
+    failures: int = 0
+    lost: int = 0
+    restored: bool = False
+    """In flight from a restored attempt: goes back to RESTORED when its dispatch could not be logged."""
+    marked: bool = False
+    """Servers may hold a mark on earlier attempts, to be forgotten when the row is finished for good."""
+
+    @property
+    def episode(self) -> EpisodeId:
+        return EpisodeId(self.rollout_id, self.attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows stand where."""
+
+    rows: int
+    waiting: int
+    restored: int
+    in_flight: int
+    retiring: int
+    finished: int
+    failed: int
+
+
+class Collection:
+    """All rows of one run, in input order. `concurrency`: rows in flight at once. Raises nothing but assertions."""
+
+    def __init__(self, rows: Iterable[Row], *, concurrency: int, max_attempts: int) -> None:
+        self._rows = {row.rollout_id: row for row in rows}
+        self._concurrency = concurrency
+        self._max_attempts = max_attempts
+        self._queues = {RowState.RESTORED: deque[str](), RowState.WAITING: deque[str]()}
+        self._retiring: dict[str, None] = {}
+        self._in_flight: dict[str, None] = {}
+        self._forgettable: dict[str, None] = {}
+        self._number = dict.fromkeys(RowState, 0)
+        self._open = False
+        for row in self._rows.values():
+            assert row.state is not RowState.IN_FLIGHT, f"{row.episode} is in flight before the run began"
+            self._number[row.state] += 1
+            self._enter(row)
+
+    # ------------------------------------------------------------------------------------------- what to do
+
+    @property
+    def done(self) -> bool:
+        """Every row ended in an output row or a failure row."""
+        return self._number[RowState.FINISHED] + self._number[RowState.FAILED] == len(self._rows)
+
+    @property
+    def dispatchable(self) -> int:
+        """How many rows `take` would give."""
+        if self._open:
+            return 0
+        ready = self._number[RowState.RESTORED] + self._number[RowState.WAITING]
+        return max(0, min(ready, self._concurrency - self._number[RowState.IN_FLIGHT]))
+
+    @property
+    def to_retire(self) -> bool:
+        return bool(self._retiring)
+
+    @property
+    def to_forget(self) -> bool:
+        return bool(self._forgettable)
+
+    @property
+    def unfinished_started(self) -> bool:
+        """Is there anything that a checkpoint would save?"""
+        return self._number[RowState.IN_FLIGHT] + self._number[RowState.RESTORED] > 0
+
+    def counts(self) -> Counts:
+        number = self._number
+        return Counts(
+            rows=len(self._rows),
+            waiting=number[RowState.WAITING],
+            restored=number[RowState.RESTORED],
+            in_flight=number[RowState.IN_FLIGHT],
+            retiring=number[RowState.RETIRING],
+            finished=number[RowState.FINISHED],
+            failed=number[RowState.FAILED],
+        )
+
+    def rows(self) -> list[Row]:
+        """The rows in input order; for looking only."""
+        return list(self._rows.values())
+
+    def in_flight(self) -> list[EpisodeId]:
+        return [self._rows[rollout_id].episode for rollout_id in self._in_flight]
+
+    def is_current(self, episode: EpisodeId) -> bool:
+        """Is this attempt in flight, so that its reply counts?"""
+        row = self._rows.get(episode.rollout_id)
+        return row is not None and row.state is RowState.IN_FLIGHT and row.attempt == episode.attempt
+
+    # ------------------------------------------------------------------------------------------- dispatch
+
+    def take(self) -> list[EpisodeId]:
+        """Everything that may start now, restored rows first; they count as in flight from here on (INV-90)."""
+        taken = []
+        for _ in range(self.dispatchable):
+            queue = self._queues[RowState.RESTORED] or self._queues[RowState.WAITING]
+            row = self._rows[queue.popleft()]
+            row.restored = row.state is RowState.RESTORED
+            self._move(row, RowState.IN_FLIGHT)
+            taken.append(row.episode)
+        return taken
+
+    def give_back(self, taken: Iterable[EpisodeId]) -> None:
+        """The dispatch could not be logged: nothing was sent, and these rows start later at the same attempt."""
+        for episode in reversed(list(taken)):
+            row = self._current(episode)
+            state = RowState.RESTORED if row.restored else RowState.WAITING
+            self._move(row, state, first=True)
+
+    # ------------------------------------------------------------------------------------------- replies
+
+    def finished(self, episode: EpisodeId) -> Verdict:
+        """A reply with a result. IGNORED: it must not be written (INV-38)."""
+        if not self.is_current(episode):
+            return Verdict.IGNORED
+        row = self._current(episode)
+        self._move(row, RowState.FINISHED)
+        return Verdict.FINAL
+
+    def failed(self, episode: EpisodeId) -> Verdict:
+        """A reply that is a failure: it released the attempt on the servers and costs one of `max_attempts`."""
+        if not self.is_current(episode):
+            return Verdict.IGNORED
+        row = self._current(episode)
+        row.failures += 1
+        if row.failures >= self._max_attempts:
+            self._move(row, RowState.FAILED)
+            return Verdict.FINAL
+        row.attempt += 1
+        self._move(row, RowState.WAITING)
+        return Verdict.AGAIN
+
+    def lost(self, episode: EpisodeId) -> Verdict:
+        """No reply, or the attempt blocks a checkpoint: it must be retired everywhere before the next one (INV-93)."""
+        if not self.is_current(episode):
+            return Verdict.IGNORED
+        row = self._current(episode)
+        row.lost += 1
+        self._move(row, RowState.RETIRING)
+        return Verdict.AGAIN
+
+    def restore_failed(self) -> None:
+        """Nothing of the checkpoint was installed: the attempts it would have had are given up (N+1, then N+2)."""
+        queue = self._queues[RowState.RESTORED]
+        while queue:
+            self._move(self._rows[queue.popleft()], RowState.RETIRING)
+
+    # ------------------------------------------------------------------------------------------- checkpoint
+
+    def open_checkpoint(self) -> None:
+        """From here no row starts and none is retired (INV-90, INV-93)."""
+        assert not self._open, "a checkpoint is open already"
+        self._open = True
+
+    def close_checkpoint(self) -> None:
+        self._open = False
+
+    def scope(self, restarts: Iterable[EpisodeId]) -> tuple[EpisodeId, ...]:
+        """What the open checkpoint commits: rows without a reply and restored ones not sent, minus `restarts`, sorted.
+
+        A row that is being retired is left out: its attempt will not be continued (INV-91).
+        """
+        assert self._open, "a scope is built while its checkpoint is open"
+        left_out = frozenset(restarts)
+        held = [*self._in_flight, *self._queues[RowState.RESTORED]]
+        return tuple(sorted(episode for name in held if (episode := self._rows[name].episode) not in left_out))
+
+    # ------------------------------------------------------------------------------------------- retire and forget
+
+    def retire_batch(self, limit: int) -> tuple[EpisodeId, ...]:
+        """Attempts to retire everywhere, at most `limit`, oldest first."""
+        assert not self._open, "nothing is retired while a checkpoint is open (INV-93)"
+        return tuple(self._rows[name].episode for name, _ in zip(self._retiring, range(limit), strict=False))
+
+    def retired(self, episodes: Iterable[EpisodeId]) -> list[EpisodeId]:
+        """These attempts are retired everywhere; their rows wait for the next attempt. Returns those given up instead."""
+        given_up = []
+        for episode in episodes:
+            row = self._rows[episode.rollout_id]
+            assert row.state is RowState.RETIRING and row.attempt == episode.attempt, f"{episode} was not to be retired"
+            row.marked = True
+            if row.lost >= LOST_ATTEMPTS_MAX:
+                given_up.append(episode)
+                self._move(row, RowState.FAILED)
+            else:
+                row.attempt += 1
+                self._move(row, RowState.WAITING)
+        return given_up
+
+    def forget_batch(self, limit: int) -> tuple[str, ...]:
+        """Finished rollouts of which servers may still hold a mark, at most `limit`."""
+        return tuple(name for name, _ in zip(self._forgettable, range(limit), strict=False))
+
+    def forgotten(self, rollout_ids: Iterable[str]) -> None:
+        for rollout_id in rollout_ids:
+            self._forgettable.pop(rollout_id, None)
+
+    # ------------------------------------------------------------------------------------------- inside
+
+    def _current(self, episode: EpisodeId) -> Row:
+        assert self.is_current(episode), f"{episode} is not in flight"
+        return self._rows[episode.rollout_id]
+
+    def _move(self, row: Row, state: RowState, *, first: bool = False) -> None:
+        self._number[row.state] -= 1
+        self._number[state] += 1
+        self._in_flight.pop(row.rollout_id, None)
+        self._retiring.pop(row.rollout_id, None)
+        row.state = state
+        self._enter(row, first=first)
+
+    def _enter(self, row: Row, *, first: bool = False) -> None:
+        name = row.rollout_id
+        if row.state in self._queues:
+            queue = self._queues[row.state]
+            if first:
+                queue.appendleft(name)
+            else:
+                queue.append(name)
+        elif row.state is RowState.IN_FLIGHT:
+            self._in_flight[name] = None
+        elif row.state is RowState.RETIRING:
+            self._retiring[name] = None
+        elif row.marked:
+            self._forgettable[name] = None
