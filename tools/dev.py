@@ -36,7 +36,7 @@ usage: ./dev COMMAND [ARGUMENTS...]
   run     any command inside the environment                                     ./dev run gym-ckpt sim run --seed 7
   setup   make the environment and stop
 
-The first command makes .venv in this checkout (about half a minute, some 60 MB) from requirements.txt, where every
+The first command makes .venv in this checkout (about half a minute, 170 MB) from requirements.txt, where every
 package is pinned by its hash; later ones start at once, until that file changes. `rm -r .venv` starts over.
 Arguments pass through unchanged, and so does the exit status. GYM_CKPT_PYTHON names another Python (3.11 or newer).
 """

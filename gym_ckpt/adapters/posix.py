@@ -1,0 +1,190 @@
+"""`FileSystem` on real files, and `Disk` in worker threads.
+
+Keeps the promises of `ports.FileSystem` about durability: `fsync` reaches the platter where the system offers that
+(F_FULLFSYNC), and an entry is durable after `fsync_dir`. Errors pass through as the `OSError` that they are; a question
+such as `exists` is answered "no" only when the system said so, not when it could not tell.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from typing import Final, TypeVar, cast
+
+import anyio.to_thread
+
+from gym_ckpt.limits import DISK_THREADS
+from gym_ckpt.ports import File, FileSystem, Job, Lock
+
+T = TypeVar("T")
+_FULL_SYNC: Final = cast("int | None", getattr(fcntl, "F_FULLFSYNC", None))
+
+
+def _sync(fd: int) -> None:
+    if _FULL_SYNC is None:
+        os.fsync(fd)
+    else:
+        fcntl.fcntl(fd, _FULL_SYNC)
+
+
+class _File:
+    """`ports.File`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def fsync(self) -> None:
+        _sync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _close_quietly(fd)
+
+
+class _FileLock:
+    """`ports.Lock`: flock, which the kernel drops with the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _close_quietly(fd)
+
+
+class _Chunks(Iterator[bytes]):
+    """The contents of an open file. Closes it at the end, at an error, or when dropped."""
+
+    def __init__(self, fd: int, chunk_bytes: int) -> None:
+        self._fd = fd
+        self._chunk_bytes = chunk_bytes
+
+    def __next__(self) -> bytes:
+        if self._fd < 0:
+            raise StopIteration
+        try:
+            chunk = os.read(self._fd, self._chunk_bytes)
+        except OSError:
+            self._close()
+            raise
+        if not chunk:
+            self._close()
+            raise StopIteration
+        return chunk
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _close_quietly(fd)
+
+    def __del__(self) -> None:
+        self._close()
+
+
+class PosixFileSystem:
+    """`ports.FileSystem`."""
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def create(self, path: str) -> File:
+        return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+
+    def append(self, path: str) -> File:
+        return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def read_chunks(self, path: str, chunk_bytes: int) -> Iterator[bytes]:
+        return _Chunks(os.open(path, os.O_RDONLY), chunk_bytes)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def link(self, source: str, target: str) -> None:
+        os.link(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def is_dir(self, path: str) -> bool:
+        mode = _mode(path)
+        return mode is not None and stat.S_ISDIR(mode)
+
+    def exists(self, path: str) -> bool:
+        return _mode(path) is not None
+
+    def fsync_dir(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _sync(fd)
+        finally:
+            os.close(fd)
+
+    def try_lock(self, path: str, note: str) -> Lock | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, note.encode(), 0)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        return _FileLock(fd)
+
+
+class ThreadDisk:
+    """`ports.Disk`: each job whole in a worker thread, at most DISK_THREADS at once, in the order of their coming."""
+
+    def __init__(self, files: FileSystem | None = None) -> None:
+        self._files = files or PosixFileSystem()
+        self._slots = anyio.CapacityLimiter(DISK_THREADS)
+
+    async def run(self, job: Job[T]) -> T:
+        # Not abandoned when cancelled: a job that went on alone could write after its owner had moved on.
+        return await anyio.to_thread.run_sync(_exhaust, job, self._files, limiter=self._slots, abandon_on_cancel=False)
+
+
+def _exhaust(job: Job[T], files: FileSystem) -> T:
+    steps = job(files)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+
+def _mode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass

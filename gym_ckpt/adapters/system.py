@@ -1,0 +1,124 @@
+"""Clock, entropy, signals and tracing of a real process, and the `Ports` made of all the adapters."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import resource
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+import anyio
+
+from gym_ckpt.adapters.http_client import HttpxClient
+from gym_ckpt.adapters.posix import ThreadDisk
+from gym_ckpt.adapters.uvicorn_server import UvicornServer
+from gym_ckpt.ports import Ports, Tracer
+
+LISTENED: Final = (signal.SIGTERM, signal.SIGUSR1)
+LOGGER: Final = "gym_ckpt"
+
+
+class SystemClock:
+    """`ports.Clock`."""
+
+    def wall(self) -> float:
+        return time.time()
+
+
+class SystemEntropy:
+    """`ports.Entropy`."""
+
+    def __init__(self) -> None:
+        self._chance = random.Random()
+
+    def token(self, nbytes: int = 8) -> str:
+        return secrets.token_hex(nbytes)
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + (high - low) * self._chance.random()
+
+
+class _Names(AsyncIterator[str]):
+    def __init__(self, received: AsyncIterator[signal.Signals]) -> None:
+        self._received = received
+
+    async def __anext__(self) -> str:
+        return (await anext(self._received)).name
+
+
+class ProcessSignals:
+    """`ports.Signals`. Only in the main thread, as Python demands; SIGINT stays Python's."""
+
+    def listen(self) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        return self._listen()
+
+    @asynccontextmanager
+    async def _listen(self) -> AsyncIterator[AsyncIterator[str]]:
+        with anyio.open_signal_receiver(*LISTENED) as received:
+            yield _Names(received)
+
+
+class LogTracer:
+    """`ports.Tracer`: one log record per event, `event {"field": value}`, on the logger `gym_ckpt`.
+
+    Events named in `notable` are logged as INFO, the others as DEBUG. Costs a level check when nobody listens.
+    """
+
+    def __init__(self, notable: Iterable[str] = ()) -> None:
+        self._notable = frozenset(notable)
+        self._log = logging.getLogger(LOGGER)
+
+    def emit(self, event: str, **fields: Any) -> None:
+        level = logging.INFO if event in self._notable else logging.DEBUG
+        if self._log.isEnabledFor(level):
+            try:
+                self._log.log(level, "%s %s", event, json.dumps(fields, default=repr))
+            except Exception:  # INV-100: tracing never fails what it traces
+                self._log.log(level, "%s (fields cannot be shown)", event)
+
+
+class NoProbes:
+    """`ports.Probes`."""
+
+    async def __call__(self, point: str) -> None:
+        return
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may; thousands of calls in flight are as many sockets.
+
+    Returns the limit now in force.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS has a lower bound than it reports
+            return soft
+    return hard
+
+
+@asynccontextmanager
+async def production_ports(tracer: Tracer | None = None) -> AsyncIterator[Ports]:
+    """The real world for one process, on anyio's asyncio back end. Leaving it closes the idle connections."""
+    raise_file_limit()
+    async with HttpxClient() as http, HttpxClient() as control:
+        yield Ports(
+            clock=SystemClock(),
+            entropy=SystemEntropy(),
+            disk=ThreadDisk(),
+            http=http,
+            control=control,
+            server=UvicornServer(),
+            signals=ProcessSignals(),
+            tracer=tracer or LogTracer(),
+            probe=NoProbes(),
+            pid=os.getpid(),
+        )
