@@ -1,0 +1,88 @@
+"""Where faults come in: the world asks what becomes of each exchange, disk step and probe, and is told here.
+
+`CalmFates` is a world without trouble. `faults/` supplies others, which draw from the world's seeded streams
+(`sim.streams.stream`) and from nothing else. A fate is decided once, when the thing begins.
+
+Must not know: how a fate is carried out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+class InjectedFailure(Exception):
+    """Raised out of a probe whose fate is to fail. Stands for any ordinary exception at that point."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeFate:
+    """What becomes of one HTTP exchange. Latencies are one way, in seconds of virtual time.
+
+    `lose` resets the connection: `before` the request arrives; `after` it took effect and before any of the reply;
+    `mid_reply` when the headers and `mid_reply_chunks` body chunks are through, at the latest instead of the end.
+    With `hang` the same loss is silent (None counts as `before`): the client learns of it from its time-out, or from a
+    reset much later. `refuse`: no connection at all. `duplicate` delivers the request a second time,
+    `duplicate_delay_s` after the first, as an exchange of its own whose reply nobody reads.
+    """
+
+    request_latency_s: float = 0.001
+    reply_latency_s: float = 0.001
+    lose: Literal["before", "after", "mid_reply"] | None = None
+    hang: bool = False
+    refuse: bool = False
+    mid_reply_chunks: int = 0
+    duplicate: bool = False
+    duplicate_delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFate:
+    """What becomes of one step of a disk job: it takes `latency_s`, fails with `error` (an errno) instead of being
+    done, or its node crashes right before or after it."""
+
+    latency_s: float = 0.0001
+    error: int | None = None
+    crash: Literal["before", "after"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFate:
+    """What becomes of a node at a named point: first the delay, then the crash, then `InjectedFailure`."""
+
+    crash: bool = False
+    delay_s: float = 0.0
+    fail: bool = False
+
+
+class Fates(Protocol):
+    """Asked synchronously, in an order that the seed determines. Must not block, and must not crash a node itself."""
+
+    def exchange(self, src: str, dst: str, method: str, path: str) -> ExchangeFate:
+        """`src` and `dst` are node names; `dst` is `host:port` when nobody listens there."""
+        ...
+
+    def disk(self, node: str, step: str, op_index: int) -> DiskFate:
+        """`op_index` counts the disk steps of this node over all its lives, from 0."""
+        ...
+
+    def probe(self, node: str, point: str) -> ProbeFate: ...
+
+
+CALM_EXCHANGE = ExchangeFate()
+CALM_DISK = DiskFate()
+CALM_PROBE = ProbeFate()
+
+
+class CalmFates:
+    """Nothing goes wrong and everything takes the same short time. A base class for fates that disturb one thing."""
+
+    def exchange(self, src: str, dst: str, method: str, path: str) -> ExchangeFate:
+        return CALM_EXCHANGE
+
+    def disk(self, node: str, step: str, op_index: int) -> DiskFate:
+        return CALM_DISK
+
+    def probe(self, node: str, point: str) -> ProbeFate:
+        return CALM_PROBE

@@ -1,0 +1,79 @@
+"""While simulated code runs, a stray use of a real clock or of real chance raises instead of breaking determinism.
+
+Looks at the calling thread, so that a test runner's own threads are left alone, and at the calling module: logging may
+stamp its records. Worker threads do not exist in simulation: what is sent to one runs inline.
+
+Must not know trio's private names.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import anyio._backends._trio as anyio_trio
+import trio
+
+_FORBIDDEN: tuple[tuple[ModuleType, tuple[str, ...], str], ...] = (
+    (
+        time,
+        ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"),
+        "the Clock port, anyio.current_time() or anyio.sleep()",
+    ),
+    (
+        random,
+        (
+            "random", "uniform", "randint", "randrange", "getrandbits", "randbytes", "choice", "choices", "shuffle",
+            "sample", "gauss", "expovariate", "seed",
+        ),
+        "the Entropy port",
+    ),
+    (uuid, ("uuid1", "uuid4"), "the Entropy port"),
+    (os, ("urandom",), "the Entropy port"),
+    (secrets, ("token_bytes", "token_hex", "token_urlsafe", "randbelow", "randbits", "choice"), "the Entropy port"),
+)  # fmt: skip
+_MAY = frozenset({"logging", "threading", "warnings", "linecache"})
+"""Modules whose use of these has no effect on a run."""
+
+
+class StrayUse(AssertionError):
+    """Simulated code used a real clock or real chance: the run would not be the same twice."""
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Make every forbidden function raise `StrayUse` in this thread until the context ends."""
+    thread = threading.get_ident()
+    with ExitStack() as stack:
+        for module, names, instead in _FORBIDDEN:
+            for name in names:
+                real = getattr(module, name)
+                stack.callback(setattr, module, name, real)
+                setattr(module, name, _refuse(f"{module.__name__}.{name}", real, instead, thread))
+        for threads in (anyio_trio, trio.to_thread):
+            stack.callback(setattr, threads, "run_sync", vars(threads)["run_sync"])
+            setattr(threads, "run_sync", _run_inline)  # noqa: B010 - mypy would see a reassigned function
+        yield
+
+
+def _refuse(name: str, real: Callable[..., Any], instead: str, thread: int) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread or sys._getframe(1).f_globals.get("__name__") in _MAY:
+            return real(*args, **kwargs)
+        raise StrayUse(f"{name} was used inside the simulator; use {instead}")
+
+    return refused
+
+
+async def _run_inline(sync_fn: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return sync_fn(*args)

@@ -1,0 +1,206 @@
+"""What one life of a node is given: a `gym_ckpt.ports.Ports` whose every handle is fenced by the epoch.
+
+The dead get no error from here: asynchronous calls never return to them, and what they emit is dropped. Chance is a
+stream of the node and epoch, so that another node's draws never shift it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import trio
+
+from gym_ckpt.ports import ASGIApp, FileSystem, Job, Ports
+from sim.determinism import park
+from sim.epoch import Epoch
+from sim.exchange import Slot
+from sim.fates import InjectedFailure
+from sim.network import Network, NodeClient
+from sim.streams import stream
+
+if TYPE_CHECKING:
+    from sim.node import Node
+
+T = TypeVar("T")
+
+
+class StreamEntropy:
+    """The `Entropy` port over a seeded stream."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def token(self, nbytes: int = 8) -> str:
+        return f"{self._chance.getrandbits(nbytes * 8):0{nbytes * 2}x}" if nbytes else ""
+
+    def uniform(self, low: float, high: float) -> float:
+        return low + (high - low) * self._chance.random()
+
+
+class _Server:
+    """The `HttpServer` port."""
+
+    def __init__(self, network: Network, epoch: Epoch) -> None:
+        self._network = network
+        self._epoch = epoch
+
+    async def serve(self, app: ASGIApp, url: str, *, ready: Callable[[], None]) -> None:
+        await self._network.serve(self._epoch, app, url, ready)
+
+
+class _Disk:
+    """The `Disk` port: a job runs step by step, each step with a latency, a fault or a crash of its own."""
+
+    def __init__(self, node: Node, epoch: Epoch, files: FileSystem) -> None:
+        self._node = node
+        self._epoch = epoch
+        self._files = files
+
+    async def run(self, job: Job[T]) -> T:
+        node, epoch, world = self._node, self._epoch, self._node.world
+        await epoch.checkpoint()
+        steps = job(self._files)
+        error: OSError | None = None
+        crash_after = False
+        while True:
+            try:
+                step = next(steps) if error is None else steps.throw(error)
+            except StopIteration as end:
+                if crash_after:
+                    await self._crash()
+                result: T = end.value
+                return result
+            finally:
+                error = None
+            if crash_after:
+                await self._crash()
+            fate = world.fates.disk(node.name, step, node.disk_steps)
+            node.disk_steps += 1
+            world.emit(node.name, "disk.step", step=step)
+            with trio.CancelScope(shield=True):  # once begun, a job is not interrupted by cancellation
+                await world.clock.sleep(fate.latency_s)
+            await epoch.fence()
+            if fate.crash == "before":
+                await self._crash()
+            crash_after = fate.crash == "after"
+            if fate.error is not None:
+                error = OSError(fate.error, os.strerror(fate.error), step)
+                world.emit(node.name, "disk.error", step=step, errno=fate.error)
+
+    async def _crash(self) -> None:
+        self._node.crash()
+        await park()
+
+
+class SignalBox:
+    """Who listens for the signals of one process."""
+
+    def __init__(self) -> None:
+        self._listeners: list[_Signals] = []
+
+    def deliver(self, name: str) -> bool:
+        """False when nobody listens."""
+        for listener in self._listeners:
+            listener.put(name)
+        return bool(self._listeners)
+
+    @asynccontextmanager
+    async def listen(self, epoch: Epoch) -> AsyncIterator[AsyncIterator[str]]:
+        """Receive every signal from now on."""
+        listener = _Signals(epoch)
+        self._listeners.append(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.remove(listener)
+
+
+class _Signals:
+    def __init__(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+        self._queue: deque[str] = deque()
+        self._slot = Slot()
+
+    def put(self, name: str) -> None:
+        self._queue.append(name)
+        self._slot.wake()
+
+    def __aiter__(self) -> _Signals:
+        return self
+
+    async def __anext__(self) -> str:
+        await self._epoch.checkpoint()
+        while not self._queue:
+            await self._slot.wait()
+            await self._epoch.fence()
+        return self._queue.popleft()
+
+
+class _SignalsPort:
+    """The `Signals` port."""
+
+    def __init__(self, box: SignalBox, epoch: Epoch) -> None:
+        self._box = box
+        self._epoch = epoch
+
+    def listen(self) -> Any:
+        return self._box.listen(self._epoch)
+
+
+class _Tracer:
+    """The `Tracer` port. The dead leave no rows."""
+
+    def __init__(self, node: Node, epoch: Epoch) -> None:
+        self._emit = node.world.emit
+        self._name = node.name
+        self._epoch = epoch
+
+    def emit(self, event: str, **fields: Any) -> None:
+        if self._epoch.alive:
+            self._emit(self._name, event, **fields)
+
+
+class _Probes:
+    """The `Probes` port: counts every point, and strikes where the fates say so."""
+
+    def __init__(self, node: Node, epoch: Epoch, counts: Counter[str]) -> None:
+        self._node = node
+        self._epoch = epoch
+        self._counts = counts
+
+    async def __call__(self, point: str) -> None:
+        node, epoch = self._node, self._epoch
+        await epoch.fence()
+        self._counts[point] += 1
+        world = node.world
+        world.emit(node.name, "probe", point=point)
+        fate = world.fates.probe(node.name, point)
+        await world.clock.sleep(fate.delay_s)
+        await epoch.fence()
+        if fate.crash:
+            node.crash()
+            await park()
+        if fate.fail:
+            raise InjectedFailure(point)
+
+
+def build_ports(node: Node, epoch: Epoch) -> Ports:
+    """The ports of one life."""
+    world = node.world
+    return Ports(
+        clock=node.clock,
+        entropy=StreamEntropy(stream(world.seed, "entropy", node.name, str(epoch.number))),
+        disk=_Disk(node, epoch, world.disk.view(node.name)),
+        http=NodeClient(world.network, epoch),
+        control=NodeClient(world.network, epoch),
+        server=_Server(world.network, epoch),
+        signals=_SignalsPort(node.signals, epoch),
+        tracer=_Tracer(node, epoch),
+        probe=_Probes(node, epoch, world.probes),
+        pid=epoch.pid,
+    )

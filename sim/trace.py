@@ -1,0 +1,102 @@
+"""The trace: every event of a run in order, and one hash over all of them.
+
+Determinism is proved by this hash. A row costs an append; rows are put in canonical text and hashed in batches. Values
+must be plain data: an address in a row would make the hash useless, so it is an error.
+
+Must not know what the events mean. Listeners (the oracle) are called synchronously, with every row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+_BATCH_ROWS = 256
+_ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+class Row(NamedTuple):
+    """One event. `t` is virtual seconds; `node` is empty for the world itself."""
+
+    t: float
+    node: str
+    event: str
+    fields: Mapping[str, Any]
+
+    def text(self) -> str:
+        """The canonical line that is hashed."""
+        fields = " ".join(f"{key}={self.fields[key]!r}" for key in sorted(self.fields))
+        return f"{self.t!r} {self.node} {self.event} {fields}"
+
+
+class Trace:
+    """The rows of one run; keeps the last `tail` of them, or all."""
+
+    def __init__(self, *, tail: int = 200, keep_all: bool = False) -> None:
+        self.events = 0
+        self.rows: deque[Row] | list[Row] = [] if keep_all else deque(maxlen=tail)
+        self._pending: list[Row] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._listeners: list[Callable[[Row], None]] = []
+        self._closed = False
+
+    def subscribe(self, listener: Callable[[Row], None]) -> None:
+        """Call `listener` with every row from now on. What it raises stops the run."""
+        self._listeners.append(listener)
+
+    def emit(self, t: float, node: str, event: str, fields: dict[str, Any]) -> None:
+        """Append a row. After `close` nothing is recorded any more."""
+        if self._closed:
+            return
+        for key, value in fields.items():
+            if type(value) not in _PLAIN:
+                fields[key] = _plain(value)
+        row = Row(t, node, event, fields)
+        self.events += 1
+        self.rows.append(row)
+        self._pending.append(row)
+        if len(self._pending) >= _BATCH_ROWS:
+            self._flush()
+        for listener in self._listeners:
+            listener(row)
+
+    def close(self) -> None:
+        """The run is over: what still unwinds leaves no row."""
+        self._closed = True
+
+    def hexdigest(self) -> str:
+        """Hash of everything recorded so far."""
+        self._flush()
+        return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        text = "\n".join([row.text() for row in self._pending]) + "\n"
+        self._pending.clear()
+        if "0x" in text and (found := _ADDRESS.search(text)) is not None:
+            line = next(line for line in text.splitlines() if found.group() in line)
+            raise AssertionError(f"a trace row holds an address, so its hash means nothing: {line[:300]}")
+        self._hash.update(text.encode("utf-8", "backslashreplace"))
+
+
+def describe(error: BaseException) -> str:
+    """An exception as text that is the same in every process."""
+    return _ADDRESS.sub("0x", f"{type(error).__name__}: {error}")[:500]
+
+
+def _plain(value: Any) -> Any:
+    """A frozen copy of plain data: what is changed later must not change the row."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=repr)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
+    return _ADDRESS.sub("0x", str(value))
