@@ -6,6 +6,7 @@ The one place of the command line that asks the operating system; commands stay 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -83,20 +84,21 @@ def send_signal(pid: int, name: str) -> None:
     os.kill(pid, signal.Signals[name])
 
 
-def die_with_parent() -> None:
-    """End this process by SIGTERM when the supervisor that started it is gone; nothing when none did.
+def die_with_parent() -> bool:
+    """End this process by SIGTERM when the supervisor that started it is gone. False when none did: nothing is done.
 
     Linux does it by itself (PR_SET_PDEATHSIG); elsewhere a daemon thread looks once a second.
     """
     expected = os.environ.pop(PARENT_PID, None)
     if expected is None:
-        return
+        return False
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     else:
         threading.Thread(target=_watch_parent, args=(int(expected),), daemon=True).start()
     if os.getppid() != int(expected):
         os.kill(os.getpid(), signal.SIGTERM)
+    return True
 
 
 def _watch_parent(expected: int) -> None:
@@ -108,3 +110,8 @@ def _watch_parent(expected: int) -> None:
 def shield_from_interrupt() -> None:
     """Ignore SIGINT: a terminal's Ctrl-C reaches every process at once, and the supervisor decides who stops when."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def log_to_stderr() -> None:
+    """Warnings and what the tracer finds notable, one plain line each."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -19,10 +19,10 @@ from types import TracebackType
 
 import anyio
 import anyio.abc
-import httpx
 
 from gym_ckpt.adapters.host import PARENT_PID
-from gym_ckpt.errors import ConfigError, GymCkptError
+from gym_ckpt.adapters.http_client import HttpxClient
+from gym_ckpt.errors import ConfigError, GymCkptError, TransportError
 from gym_ckpt.limits import DRAIN_S, KILL_AFTER_DRAIN_S, LOG_LINES_SHOWN, READY_POLL_S, READY_S
 
 Log = Callable[[str, str], None]
@@ -84,7 +84,10 @@ class Supervisor:
         environment = {**os.environ, **self._environment, PARENT_PID: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         try:
             process = await anyio.open_process(
-                list(command.argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                list(command.argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 env=environment,
             )
         except OSError as error:
@@ -119,7 +122,7 @@ class Supervisor:
         Raises:
             ServerDied: naming the server that ended, or does not answer after `ready_s` seconds, with its last lines.
         """
-        async with httpx.AsyncClient(trust_env=False, timeout=READY_S) as client:
+        async with HttpxClient() as client:
             waiting = {name: self._commands[name].health_url for name in self._running}
             missing: list[str] = []
             with anyio.move_on_after(ready_s):
@@ -130,8 +133,10 @@ class Supervisor:
                     if missing:
                         await anyio.sleep(READY_POLL_S)
                 return
-            raise ServerDied(f"server {missing[0]!r} does not answer {waiting[missing[0]]} after {ready_s:g} s"
-                             f"{self._last_lines(missing[0])}")
+            raise ServerDied(
+                f"server {missing[0]!r} does not answer {waiting[missing[0]]} after {ready_s:g} s"
+                f"{self._last_lines(missing[0])}"
+            )
 
     async def watch(self) -> None:
         """Wait until a process ends that was not told to. Raises `ServerDied`; returns never."""
@@ -203,10 +208,10 @@ def _send(process: anyio.abc.Process, number: signal.Signals) -> None:
             return
 
 
-async def _healthy(client: httpx.AsyncClient, url: str) -> bool:
+async def _healthy(client: HttpxClient, url: str) -> bool:
     try:
-        return (await client.get(url)).status_code == 200
-    except httpx.HTTPError:
+        return (await client.request("GET", url, timeout_s=READY_S)).status == 200
+    except TransportError:
         return False
 
 

@@ -78,10 +78,11 @@ def _references(settings: GymSettings, name: str, server: ServerSettings) -> Non
 
 
 def _known_gym(path: str, gym: str) -> None:
-    from gym_ckpt.gyms import GYMS
+    """Somebody else's gym (`package.module:Class`) is imported by the server that runs it, not by every command."""
+    from gym_ckpt.gyms import SHIPPED
 
-    if gym not in GYMS:
-        raise ConfigError(f"{path}: there is no gym {gym!r}; {suggestion(gym, GYMS)}")
+    if gym not in SHIPPED and ":" not in gym:
+        raise ConfigError(f"{path}: there is no gym {gym!r}; {suggestion(gym, SHIPPED)}, or package.module:Class")
 
 
 def _refers(settings: GymSettings, path: str, name: str, kind: type[ServerSettings]) -> None:

@@ -27,6 +27,15 @@ class SimulatorGroup(click.Group):
         """The verbs, for the help text."""
         return list(self.verbs)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs with their help, or without where the simulator is not."""
+        try:
+            super().format_commands(ctx, formatter)
+        except NoSimulator as error:
+            with formatter.section("Commands"):
+                formatter.write_dl([(verb, str(error)) for verb in self.verbs[:1]])
+                formatter.write_dl([(verb, "") for verb in self.verbs[1:]])
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of `sim.cli` with this name. Raises `NoSimulator`."""
         if cmd_name not in self.verbs:

@@ -53,7 +53,7 @@ class Lines:
 
 async def until_printed(log: Lines, name: str) -> None:
     with anyio.fail_after(20):
-        while not any(each == name for each, _ in log.lines):
+        while not any(each == name for each, _ in log.lines):  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 

@@ -1,0 +1,75 @@
+"""`gym-ckpt serve`: all servers of a configuration under a supervisor, or one of them in this process."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import anyio
+import click
+
+from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, shield_from_interrupt
+from gym_ckpt.adapters.supervisor import Supervisor, server_command
+from gym_ckpt.cli.config import load
+from gym_ckpt.cli.config_types import suggestion
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.settings import GymSettings
+
+
+def serve_all(config: str) -> None:
+    """Run every server of `config` until SIGTERM or SIGINT. Raises `ConfigError`, `ServerDied`."""
+    settings = load(config).settings
+    anyio.run(_supervise, str(Path(config).resolve()), settings)
+
+
+async def _supervise(config: str, settings: GymSettings) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with Supervisor(_log) as servers, anyio.create_task_group() as tasks:
+            tasks.start_soon(_run_servers, servers, config, settings)
+            async for number in signals:
+                click.echo(f"{number.name}: draining {len(settings.servers)} servers", err=True)
+                tasks.cancel_scope.cancel()
+                break
+            await servers.stop()
+
+
+async def _run_servers(servers: Supervisor, config: str, settings: GymSettings) -> None:
+    for name, server in settings.servers.items():
+        await servers.start(name, server_command(config, name, server.url))
+    await servers.wait_ready()
+    for name, server in settings.servers.items():
+        click.echo(f"{name}: ready at {server.url}", err=True)
+    await servers.watch()
+
+
+def _log(name: str, line: str) -> None:
+    click.echo(f"[{name}] {line}", err=True)
+
+
+def serve_one(config: str, name: str) -> None:
+    """Run the server `name` of `config` in this process until SIGTERM. Raises `ConfigError`."""
+    if die_with_parent():
+        shield_from_interrupt()
+    settings = load(config).settings
+    if name not in settings.servers:
+        raise ConfigError(f"--server: {config} has no server {name!r}; {suggestion(name, settings.servers)}")
+    log_to_stderr()
+    anyio.run(_serve_until_told, settings, name)
+
+
+async def _serve_until_told(settings: GymSettings, name: str) -> None:
+    # Here and not above: the supervisor needs neither a server nor a protocol.
+    from gym_ckpt.adapters.system import production_ports
+    from gym_ckpt.runtime.serve import run_server
+
+    async with production_ports() as ports, ports.signals.listen() as signals, anyio.create_task_group() as tasks:
+
+        async def serve() -> None:
+            await run_server(settings, name, ports, ready=lambda: _log(name, f"ready at {settings.url(name)}"))
+            raise AssertionError(f"server {name} returned without being told to")
+
+        tasks.start_soon(serve)
+        async for number in signals:
+            if number == "SIGTERM":
+                tasks.cancel_scope.cancel()  # which drains: see `ports.HttpServer`
+                return
