@@ -90,13 +90,16 @@ LOG_UNSYNCED_MAX_BYTES: Final = 8 * 1024 * 1024
 """An append-only log syncs by itself when it holds more than this that a crash could take."""
 MANIFEST_MAX_BYTES: Final = 64 * 1024
 """A manifest, a pointer or an owner's file; anything longer is damage."""
+PUBLISHED_LISTED_MAX: Final = 256
+"""Published checkpoints that the pointer remembers; older ones count as partial directories and may be pruned."""
 COLLECTION_MAX_BYTES: Final = 1024 * 1024 * 1024
 """A collection of a million rows fits."""
+assert PUBLISHED_LISTED_MAX * (CHECKPOINT_ID_MAX_BYTES + 8) < MANIFEST_MAX_BYTES
 
 # Sockets and threads (adapters)
 CLIENT_IDLE_S: Final = 4.0
 """How long a client keeps an unused connection."""
-CLIENT_IDLE_CONNECTIONS: Final = 4096
+CLIENT_IDLE_CONNECTIONS: Final = 16384
 """Unused connections that one client keeps, over all peers."""
 FOREIGN_KEEP_ALIVE_S: Final = 5
 """uvicorn's default, which inference servers of others run with."""

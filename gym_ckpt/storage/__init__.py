@@ -1,0 +1,47 @@
+"""Checkpoint storage: jobs on the `FileSystem` port, each resumable after a crash between any two of its steps.
+
+    layout       names and paths                       records      one participant's records and manifest
+    pointer      the file LATEST                       publication  collection.json, then LATEST
+    pruning      what may go                           appendlog    JSON-lines files that survive a torn end
+    ownership    one live collector, one run           verify       the offline verifier
+
+A `Job` is run by a `Disk`; nothing here opens a file by itself.
+"""
+
+from gym_ckpt.storage.abort import AbortFlag, WriteAborted
+from gym_ckpt.storage.appendlog import AppendLog, Opened, open_log, read_lines
+from gym_ckpt.storage.manifest import SCHEMA_VERSION, Manifest, ManifestHead
+from gym_ckpt.storage.ownership import Ownership, claim, read_run_id
+from gym_ckpt.storage.pruning import Pruned, forget_all, prune
+from gym_ckpt.storage.publication import Published, latest, publish, published, read_collection
+from gym_ckpt.storage.records import read_manifest, read_records, write_records
+from gym_ckpt.storage.verify import ParticipantReport, Report, verify_checkpoint
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AbortFlag",
+    "AppendLog",
+    "Manifest",
+    "ManifestHead",
+    "Opened",
+    "Ownership",
+    "ParticipantReport",
+    "Pruned",
+    "Published",
+    "Report",
+    "WriteAborted",
+    "claim",
+    "forget_all",
+    "latest",
+    "open_log",
+    "prune",
+    "publish",
+    "published",
+    "read_collection",
+    "read_lines",
+    "read_manifest",
+    "read_records",
+    "read_run_id",
+    "verify_checkpoint",
+    "write_records",
+]

@@ -1,0 +1,149 @@
+"""What may go: published checkpoints beyond those kept, partial directories, temporary files; nothing else (INV-51).
+
+Only files that this package may have written are removed, by name; a foreign file keeps its directory (INV-95). A file
+that cannot be removed is reported and left for the next time. It must run while no checkpoint is being written into
+a directory that is not protected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+
+from gym_ckpt.errors import InvalidCheckpointState
+from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import Steps, reason
+from gym_ckpt.storage.pointer import checkpoint_names, read_pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Checkpoint ids whose directory is gone, and `path: reason` of what could not be removed."""
+
+    removed: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+def prune(run_dir: str, keep: int, protect: Collection[str] = ()) -> Job[Pruned]:
+    """Remove all but the newest `keep` published checkpoints and the ids in `protect` (untouched, such as an open one).
+
+    With a damaged pointer nothing is removed: what is published cannot be told.
+    """
+    assert keep >= 1, "the newest checkpoint is always kept"
+
+    def job(fs: FileSystem) -> Generator[str, None, Pruned]:
+        sweep = _Sweep(fs)
+        yield "prune.look"
+        try:
+            pointer = read_pointer(fs, run_dir)
+        except InvalidCheckpointState as error:
+            return Pruned((), (error.detail,))
+        present = [
+            name
+            for name in (pointer.published if pointer else ())
+            if fs.exists(layout.collection(layout.checkpoint_dir(run_dir, name)))
+        ]
+        kept = set(present[:keep])
+        removed = []
+        for name in checkpoint_names(fs, run_dir):
+            directory = layout.checkpoint_dir(run_dir, name)
+            if name in protect:
+                continue
+            if name in kept:
+                yield from sweep.participants(directory, layout.is_temporary)
+                yield from sweep.files(directory, layout.is_temporary)
+            elif (yield from sweep.checkpoint(directory)):
+                removed.append(name)
+        yield from sweep.files(run_dir, layout.is_temporary)
+        return Pruned(tuple(removed), tuple(sweep.failed))
+
+    return job
+
+
+def forget_all(run_dir: str) -> Job[Pruned]:
+    """Remove every checkpoint of a run that starts over, the pointer first.
+
+    Raises (by the job):
+        OSError: the pointer could not be removed durably; then nothing else was.
+    """
+
+    def job(fs: FileSystem) -> Generator[str, None, Pruned]:
+        sweep = _Sweep(fs)
+        if fs.exists(layout.latest(run_dir)):
+            yield "prune.unlink_pointer"
+            fs.unlink(layout.latest(run_dir))
+            yield "prune.sync_pointer"
+            fs.fsync_dir(run_dir)
+        removed = []
+        for name in checkpoint_names(fs, run_dir):
+            if (yield from sweep.checkpoint(layout.checkpoint_dir(run_dir, name))):
+                removed.append(name)  # noqa: PERF401  (a comprehension cannot yield)
+        yield from sweep.files(run_dir, layout.is_temporary)
+        return Pruned(tuple(removed), tuple(sweep.failed))
+
+    return job
+
+
+def _ours_in_participant(name: str) -> bool:
+    return name in (layout.MANIFEST, layout.MANIFEST_LOCK) or layout.is_records(name) or layout.is_temporary(name)
+
+
+class _Sweep:
+    """Removes by name, going on past what cannot be removed."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self._fs = fs
+        self.failed: list[str] = []
+
+    def checkpoint(self, directory: str) -> Steps[bool]:
+        """Remove a checkpoint; whether its directory is gone. Its collection goes first, so that a rest is partial."""
+        before = len(self.failed)
+        yield from self.files(directory, lambda name: name == layout.COLLECTION)
+        if len(self.failed) > before:
+            return False
+        yield from self._try(directory, "prune.sync", self._fs.fsync_dir)
+        yield from self.participants(directory, _ours_in_participant)
+        gym = layout.join(directory, layout.GYM)
+        for kind in self._names(gym):
+            for instance in self._names(layout.join(gym, kind)):
+                yield from self._rmdir(layout.join(gym, kind, instance))
+            yield from self._rmdir(layout.join(gym, kind))
+        yield from self._rmdir(gym)
+        yield from self.files(directory, layout.is_temporary)
+        yield from self._rmdir(directory)
+        yield from self._try(layout.parent_of(directory), "prune.sync", self._fs.fsync_dir)
+        return not self._fs.exists(directory)
+
+    def participants(self, directory: str, which: Callable[[str], bool]) -> Steps[None]:
+        gym = layout.join(directory, layout.GYM)
+        for kind in self._names(gym):
+            for instance in self._names(layout.join(gym, kind)):
+                yield from self.files(layout.join(gym, kind, instance), which)
+
+    def files(self, directory: str, which: Callable[[str], bool]) -> Steps[None]:
+        for name in self._names(directory):
+            if which(name):
+                yield from self._try(layout.join(directory, name), "prune.unlink", self._fs.unlink)
+
+    def _rmdir(self, path: str) -> Steps[None]:
+        if self._fs.is_dir(path) and not self._names(path):
+            yield from self._try(path, "prune.rmdir", self._fs.rmdir)
+
+    def _try(self, path: str, step: str, call: Callable[[str], None]) -> Steps[None]:
+        yield step
+        try:
+            call(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self.failed.append(f"{path}: {reason(error)}")
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return self._fs.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            self.failed.append(f"{path}: {reason(error)}")
+            return []
