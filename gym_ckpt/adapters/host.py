@@ -6,6 +6,7 @@ The one place of the command line that asks the operating system; commands stay 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import logging
 import os
 import signal
@@ -115,3 +116,14 @@ def shield_from_interrupt() -> None:
 def log_to_stderr() -> None:
     """Warnings and what the tracer finds notable, one plain line each."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the exclusive lock of this file (see `ports.FileSystem.try_lock`)."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+        return False

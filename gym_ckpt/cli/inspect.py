@@ -1,0 +1,241 @@
+"""`gym-ckpt inspect`: what a checkpoint directory holds, from its files alone; needs no server, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, ProtocolError
+from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage import layout, manifest, verify_checkpoint
+from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, read_pointer
+from gym_ckpt.storage.records import verified_records
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+
+T = TypeVar("T")
+
+
+class NoSuchEpisode(GymCkptError):
+    """No checkpoint here holds the episode."""
+
+
+class ParticipantView(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    instance: str
+    records: int
+    bytes: int
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: `latest`, `published` (an older one that is kept) or `partial` (never published)."""
+
+    checkpoint_id: str
+    state: str
+    sequence: int | None
+    created_at: float | None
+    continued: int | None
+    restarted: int | None
+    bytes: int
+    participants: list[ParticipantView]
+    problems: list[str]
+
+
+class DirectoryView(msgspec.Struct, frozen=True, kw_only=True):
+    directory: str
+    latest: str | None
+    checkpoints: list[CheckpointView]
+    problems: list[str]
+    verified: bool
+
+
+class EpisodeView(msgspec.Struct, frozen=True, kw_only=True):
+    checkpoint_id: str
+    kind: str
+    instance: str
+    capture_key: str
+    bytes: int
+    state: Any
+
+
+def inspect_directory(directory: str, *, verify: bool, episode: str | None, as_json: bool) -> tuple[str, bool]:
+    """The text to print, and whether everything is sound. Raises `ConfigError`, `NoSuchEpisode`."""
+    fs, run_dir = PosixFileSystem(), str(Path(directory).resolve())
+    if not fs.is_dir(run_dir):
+        raise ConfigError(f"{directory}: there is no such directory; give the collector's checkpoint_dir")
+    if episode is not None:
+        found = list(_episodes(fs, run_dir, episode))
+        if not found:
+            raise NoSuchEpisode(f"no checkpoint in {directory} holds {episode!r}")
+        return (_json(found) if as_json else _episode_text(found)), True
+    view = _view(fs, run_dir, verify)
+    sound = not view.problems and not any(each.problems for each in view.checkpoints)
+    return (_json(view) if as_json else _text(view)), sound
+
+
+def _json(value: Any) -> str:
+    return json.dumps(msgspec.to_builtins(value)).decode()
+
+
+def _finish(job: Job[T], fs: FileSystem) -> T:
+    """Run a job to its end, here and now."""
+    steps = job(fs)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+
+def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
+    problems: list[str] = []
+    pointer = None
+    try:
+        pointer = read_pointer(fs, run_dir)
+    except InvalidCheckpointState as error:
+        problems.append(error.detail)
+    names = checkpoint_names(fs, run_dir)
+    if not names and pointer is None and not problems and not fs.exists(layout.run_file(run_dir)):
+        raise ConfigError(f"{run_dir}: holds no checkpoints and no run; give the collector's checkpoint_dir")
+    published = pointer.published if pointer else ()
+    if published and published[0] not in names:
+        problems.append(f"{layout.latest(run_dir)}: names checkpoint {published[0]}, which is not there")
+    checkpoints = [_checkpoint(fs, run_dir, name, published, verify) for name in names]
+    checkpoints.sort(key=lambda each: (each.sequence is None, -(each.sequence or 0), each.checkpoint_id))
+    return DirectoryView(
+        directory=run_dir, latest=published[0] if published else None, checkpoints=checkpoints, problems=problems,
+        verified=verify,
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    participants: list[ParticipantView] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def _checkpoint(fs: FileSystem, run_dir: str, name: str, published: tuple[str, ...], verify: bool) -> CheckpointView:
+    directory = layout.checkpoint_dir(run_dir, name)
+    state = "partial" if name not in published else "latest" if name == published[0] else "published"
+    found = _verified(fs, directory) if verify and state != "partial" else _listed(fs, directory, state)
+    collection: dict[str, Any] = {}
+    if state != "partial":
+        try:
+            collection = read_collection_file(fs, run_dir, name)
+        except InvalidCheckpointState as error:
+            if error.detail not in found.problems:
+                found.problems.append(error.detail)
+    return CheckpointView(
+        checkpoint_id=name,
+        state=state,
+        sequence=collection.get("sequence"),
+        created_at=collection.get("created_at"),
+        continued=_length(collection.get("continued")),
+        restarted=_length(collection.get("restarted")),
+        bytes=sum(each.bytes for each in found.participants),
+        participants=found.participants,
+        problems=found.problems,
+    )
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if isinstance(value, list | dict) else None
+
+
+def _verified(fs: FileSystem, directory: str) -> _Found:
+    report = _finish(verify_checkpoint(directory), fs)
+    return _Found(
+        [ParticipantView(kind=each.kind, instance=each.instance, records=each.record_count, bytes=each.bytes)
+         for each in report.participants],
+        report.problems,
+    )
+
+
+def _listed(fs: FileSystem, directory: str, state: str) -> _Found:
+    """From manifests and file sizes only; a partial checkpoint may lack any of them."""
+    found = _Found()
+    for kind, instance in _participants(fs, directory):
+        where = layout.join(directory, layout.GYM, kind, instance)
+        try:
+            named = manifest.read(fs, where)
+            if named is None:
+                raise manifest.damaged(layout.join(where, layout.MANIFEST), "is missing")
+            size = fs.size(layout.join(where, named.records_file))
+        except (ProtocolError, OSError) as error:
+            if state != "partial":
+                found.problems.append(str(error))
+            continue
+        view = ParticipantView(kind=kind, instance=instance, records=named.record_count, bytes=size)
+        found.participants.append(view)
+    return found
+
+
+def _participants(fs: FileSystem, directory: str) -> Iterator[tuple[str, str]]:
+    gym = layout.join(directory, layout.GYM)
+    if fs.is_dir(gym):
+        for kind in fs.listdir(gym):
+            for instance in fs.listdir(layout.join(gym, kind)):
+                yield kind, instance
+
+
+def _episodes(fs: FileSystem, run_dir: str, wanted: str) -> Iterator[EpisodeView]:
+    """Records of one episode; of every attempt when a rollout id is given."""
+    for name in checkpoint_names(fs, run_dir):
+        directory = layout.checkpoint_dir(run_dir, name)
+        for kind, instance in _participants(fs, directory):
+            where = layout.join(directory, layout.GYM, kind, instance)
+            named = manifest.read(fs, where)
+            for record in verified_records(fs, where, named) if named is not None else ():
+                found = record["episode"]
+                key = EpisodeId(found["rollout_id"], found["attempt"]).key
+                if wanted in (key, found["rollout_id"]):
+                    yield EpisodeView(
+                        checkpoint_id=name, kind=kind, instance=instance, capture_key=key,
+                        bytes=len(json.dumps(record)) + 1, state=record["state"],
+                    )
+
+
+def _text(view: DirectoryView) -> str:
+    lines = [f"{view.directory}: {len(view.checkpoints)} checkpoints, latest {view.latest or 'none'}"]
+    lines += [f"  PROBLEM {problem}" for problem in view.problems]
+    for each in view.checkpoints:
+        rows = "" if each.continued is None else f", {each.continued} rows continued, {each.restarted or 0} restarted"
+        lines.append(f"\n{each.checkpoint_id}  {each.state}  {size_text(each.bytes)}{rows}")
+        for part in each.participants:
+            lines.append(f"  {part.kind:<12} {part.instance:<20} {part.records:>8} records  {size_text(part.bytes):>9}")
+        lines += [f"  PROBLEM {problem}" for problem in each.problems]
+    if view.verified:
+        bad = len(view.problems) + sum(len(each.problems) for each in view.checkpoints)
+        lines.append("\nverified: every byte is right" if not bad else f"\nverified: {bad} problems")
+    return "\n".join(lines)
+
+
+def _episode_text(found: list[EpisodeView]) -> str:
+    lines = []
+    for each in found:
+        lines.append(f"{each.checkpoint_id}  {each.capture_key}  {each.kind} {each.instance}  {size_text(each.bytes)}")
+        if isinstance(each.state, dict):
+            lines += [f"  {key}: {_short(value)}" for key, value in each.state.items()]
+        else:
+            lines.append(f"  {_short(each.state)}")
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value).decode()
+    return text if len(text) <= 90 else f"{text[:80]}... ({len(text)} characters; --json shows all)"
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: `812 B`, `4.1 kB`, `3.2 MB`."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError("unreachable")

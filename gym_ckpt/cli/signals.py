@@ -1,0 +1,55 @@
+"""`gym-ckpt checkpoint` and `stop`: a signal to the collector that owns a directory, and to nobody else.
+
+A pid in a file may be a dead process's, or another process's by now. The collector holds a lock on the file as long as
+it lives, so the lock decides; the pid only says where the signal goes.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gym_ckpt.adapters.host import is_alive, is_locked, send_signal
+from gym_ckpt.errors import ConfigError, GymCkptError
+from gym_ckpt.storage import layout
+
+_PID = re.compile(r"(?:pid\D*)?(\d+)")
+_EFFECT = {
+    "SIGUSR1": "takes a checkpoint and goes on",
+    "SIGTERM": "takes a checkpoint and stops",
+}
+
+
+class NotRunning(GymCkptError):
+    """No live collector owns the directory."""
+
+
+def signal_collector(directory: str, name: str) -> str:
+    """Send SIGUSR1 or SIGTERM to the directory's collector; returns a line that says so.
+
+    Raises:
+        ConfigError: there is no such directory, or its pid file cannot be used.
+        NotRunning: its collector has ended.
+    """
+    if not Path(directory).is_dir():
+        raise ConfigError(f"{directory}: there is no such directory; give the collector's checkpoint_dir")
+    path = Path(layout.collector_pid(str(directory)))
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise NotRunning(f"no collector has run in {directory}: it has no {path.name}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    match = _PID.search(text)
+    if match is None:
+        raise ConfigError(f"{path}: names no process")
+    pid = int(match.group(1))
+    if not is_alive(pid) or not is_locked(path):
+        raise NotRunning(f"the collector of {directory} (pid {pid}) has ended; to go on: gym-ckpt collect CONFIG --resume")
+    try:
+        send_signal(pid, name)
+    except ProcessLookupError:
+        raise NotRunning(f"the collector of {directory} (pid {pid}) has just ended") from None
+    except PermissionError:
+        raise NotRunning(f"the collector of {directory} (pid {pid}) is another user's process") from None
+    return f"sent {name} to the collector (pid {pid}): it {_EFFECT[name]}"
