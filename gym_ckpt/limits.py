@@ -39,6 +39,8 @@ PEER_RETRY_FIRST_S: Final = 0.05
 PEER_RETRY_MAX_S: Final = 2.0
 PEER_RETRY_BUDGET_S: Final = 20.0
 """How long one data-plane step is repeated after transport failures before its episode fails."""
+RELEASE_BUDGET_S: Final = 5.0
+"""How long a failed episode's sessions are tried to be closed before its failure is reported."""
 
 JSON_DEPTH_MAX: Final = 200
 """Nesting of exported state; deeper is refused with its path instead of a recursion error."""

@@ -158,4 +158,6 @@ class AdmissionBook:
 
 def stale(episode: EpisodeId) -> StaleAttempt:
     """The refusal of a retired attempt."""
-    return StaleAttempt(f"attempt {episode.attempt} of rollout {episode.rollout_id} was retired; nothing of it is served")
+    return StaleAttempt(
+        f"attempt {episode.attempt} of rollout {episode.rollout_id} was retired; nothing of it is served"
+    )

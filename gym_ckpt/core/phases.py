@@ -135,8 +135,18 @@ class LeaseCheck:
 
 
 Event = (
-    Prepare | Ready | PrepareRaised | Renew | Commit | CommitWritten | CommitFailed
-    | Restore | Installed | ImportFailed | Resume | LeaseCheck
+    Prepare
+    | Ready
+    | PrepareRaised
+    | Renew
+    | Commit
+    | CommitWritten
+    | CommitFailed
+    | Restore
+    | Installed
+    | ImportFailed
+    | Resume
+    | LeaseCheck
 )
 
 

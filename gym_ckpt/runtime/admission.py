@@ -26,6 +26,8 @@ class Admission:
         self._opened.set()
         self._changed: anyio.Event | None = None
         self._scopes: dict[int, anyio.CancelScope] = {}
+        self.on_change: Callable[[bool], None] | None = None
+        """Called with whether admission is closed now, each time that changes."""
 
     @asynccontextmanager
     async def enter(self, episode: EpisodeId) -> AsyncIterator[Pass]:
@@ -54,15 +56,20 @@ class Admission:
         if not self.book.closed:
             self.book.close()
             self._opened = anyio.Event()
-            self._tracer.emit("admission.closed")
+            self._changed_to(closed=True)
 
     def open(self) -> None:
         """Open; everything that waited or was held goes on."""
         if self.book.closed:
             self.book.open()
-            self._tracer.emit("admission.opened")
+            self._changed_to(closed=False)
             self._opened.set()
             self.notify()
+
+    def _changed_to(self, *, closed: bool) -> None:
+        self._tracer.emit("admission.closed" if closed else "admission.opened")
+        if self.on_change is not None:
+            self.on_change(closed)
 
     def stop(self, episodes: Iterable[EpisodeId]) -> None:
         """Mark these attempts and cancel their work, each piece once (INV-32, INV-34)."""

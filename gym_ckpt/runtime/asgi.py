@@ -7,7 +7,7 @@ Bare because a framework doubles the cost of a request, and because a middleware
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -16,7 +16,7 @@ import msgspec
 
 from gym_ckpt.errors import InvalidRequest, InvalidRolloutId, ProtocolError, RolloutIdRequired
 from gym_ckpt.limits import DATA_BODY_MAX_BYTES
-from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send, first_header
+from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, error_reply
@@ -64,6 +64,10 @@ class Request:
         """The first header of this (lower-case) name."""
         wanted = name.encode()
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted), None)
+
+    def cookie(self, name: str) -> str | None:
+        """The value of a cookie that came with the request."""
+        return cookie_in(self.header("cookie") or "", name)
 
     async def body(self, limit: int = DATA_BODY_MAX_BYTES) -> bytes:
         """The whole body. Raises `InvalidRequest` beyond `limit` bytes, `ClientGone` on a disconnect."""
@@ -147,11 +151,13 @@ class Router:
         assert scope["type"] == "http", f"this application serves http only, not {scope['type']}"
         found, params = self._find(scope["method"], scope["path"])
         request = Request(scope, receive, params)
+        sending: _Sending | None = None
         try:
             if found is None:
                 reply = answer({"error": {"code": "not_found", "detail": f"no {scope['method']} {scope['path']}"}}, 404)
             elif found.stream is not None:
-                await found.stream(request, send)
+                sending = _Sending(send)
+                await found.stream(request, sending)
                 return
             else:
                 assert found.handler is not None, f"route {found.path} has no handler"
@@ -162,6 +168,8 @@ class Router:
             reply = answer({"error": {"code": "refused", "detail": error.reason}}, error.status)
         except ClientGone:
             return
+        if sending is not None and sending.started:
+            return  # too late for a status: the server breaks the incomplete response off, and the caller sees that
         await respond(send, reply)
 
     def _find(self, method: str, path: str) -> tuple[Route | None, Mapping[str, str]]:
@@ -175,9 +183,25 @@ class Router:
         return None, {}
 
 
+class _Sending:
+    """`send`, and whether a response has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        self.started = True
+        await self._send(message)
+
+
 def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile("".join(f"(?P<{part[1:-1]}>[^/]+)" if part[:1] == "{" else re.escape(part)
-                              for part in re.split(r"(\{[a-z_]+\})", path)))
+    return re.compile(
+        "".join(
+            f"(?P<{part[1:-1]}>[^/]+)" if part[:1] == "{" else re.escape(part)
+            for part in re.split(r"(\{[a-z_]+\})", path)
+        )
+    )
 
 
 def episode_context(app: ASGIApp) -> ASGIApp:
@@ -189,7 +213,7 @@ def episode_context(app: ASGIApp) -> ASGIApp:
 
     async def with_episode(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(ROLLOUT_PREFIX):
-            raw, slash, rest = scope["path"][len(ROLLOUT_PREFIX):].partition("/")
+            raw, slash, rest = scope["path"][len(ROLLOUT_PREFIX) :].partition("/")
             try:
                 if not slash:
                     raise InvalidRolloutId(f"nothing follows the capture key in {scope['path'][:300]!r}")
@@ -208,12 +232,10 @@ def tagged(base_url: str, episode: EpisodeId, path: str) -> str:
     return f"{base_url}{ROLLOUT_PREFIX}{episode.key}{path}"
 
 
-def cookie_of(headers: Headers, name: str) -> str | None:
-    """Value of a cookie in a `cookie` or `set-cookie` header."""
-    for header in ("cookie", "set-cookie"):
-        text = first_header(headers, header)
-        for part in (text or "").split(";"):
-            key, _, value = part.strip().partition("=")
-            if key == name:
-                return value
+def cookie_in(text: str, name: str) -> str | None:
+    """Value of a cookie in the text of a `cookie` or `set-cookie` header."""
+    for part in text.split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
     return None

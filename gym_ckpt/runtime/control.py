@@ -29,7 +29,7 @@ from gym_ckpt.errors import (
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record
-from gym_ckpt.storage.records import AbortFlag, read_records, write_records
+from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import (
@@ -38,6 +38,7 @@ from gym_ckpt.wire.messages import (
     CommitRequest,
     ForgetReply,
     ForgetRequest,
+    ManifestInfo,
     PrepareReply,
     PrepareRequest,
     RenewReply,
@@ -104,9 +105,7 @@ class ControlPlane:
         await self._locked(until, lambda: event)
         settled, book = self._settled, self._admission.book
         with anyio.move_on_at(until):
-            await self._admission.until(
-                lambda: not self._open(request.checkpoint_id) or (settled.done and book.quiet)
-            )
+            await self._admission.until(lambda: not self._open(request.checkpoint_id) or (settled.done and book.quiet))
         if settled.error is not None:
             raise settled.error
         if not self._open(request.checkpoint_id):
@@ -154,6 +153,9 @@ class ControlPlane:
         """End this checkpoint or restore, in whatever phase it is; repeated, it stays ended."""
         until, _ = self._times(request)
         await self._locked(until, lambda: phases.Resume(request.checkpoint_id))
+        if self._abort.publishing and not self._committed.done:
+            # The manifest may be appearing right now: say "resumed" only once nothing is written any more (INV-50).
+            await self._committed.wait(until - anyio.current_time(), "the end of a write")
         return ResumeReply(phase=Phase.IDLE)
 
     async def retire(self, request: RetireRequest) -> RetireReply:
@@ -197,6 +199,14 @@ class ControlPlane:
     def _open(self, checkpoint_id: str) -> bool:
         return self._state.checkpoint_id == checkpoint_id
 
+    def _opened(self) -> str:
+        assert self._state.checkpoint_id is not None, "the action belongs to an open checkpoint"
+        return self._state.checkpoint_id
+
+    def _target(self) -> Target:
+        assert self._state.target is not None, "an export and an import have a target"
+        return self._state.target
+
     def _budget(self, request: CheckpointRequest | RetireRequest | ForgetRequest) -> float:
         return checked_budget(request, self._ports.clock.wall(), BUDGET_MAX_S)
 
@@ -217,8 +227,13 @@ class ControlPlane:
         self._state, actions = phases.step(self._state, event)
         if self._state.phase is not before or actions:
             self._ports.tracer.emit(
-                "phase", kind=str(self._participant.kind), instance=self._participant.instance, was=str(before),
-                now=str(self._state.phase), checkpoint_id=self._state.checkpoint_id, why=type(event).__name__,
+                "phase",
+                kind=str(self._participant.kind),
+                instance=self._participant.instance,
+                was=str(before),
+                now=str(self._state.phase),
+                checkpoint_id=self._state.checkpoint_id,
+                why=type(event).__name__,
             )
         for action in actions:
             self._act(action)
@@ -226,26 +241,25 @@ class ControlPlane:
             self._admission.notify()
 
     def _act(self, action: Action) -> None:
-        checkpoint_id, target = self._state.checkpoint_id, self._state.target
         match action:
             case Action.CLOSE:
                 self._admission.close()
-                self._tasks.start_soon(self._watch_lease, checkpoint_id)
+                self._tasks.start_soon(self._watch_lease, self._opened())
             case Action.OPEN:
                 self._settling.cancel()
                 self._admission.open()
             case Action.SETTLE:
                 self._settled, self._settling = Outcome(), anyio.CancelScope()
-                self._tasks.start_soon(self._settle, checkpoint_id, self._settled, self._settling)
+                self._tasks.start_soon(self._settle, self._opened(), self._settled, self._settling)
             case Action.EXPORT:
                 self._committed, self._abort = Outcome(), AbortFlag()
-                self._tasks.start_soon(self._export, checkpoint_id, target, self._committed, self._abort)
+                self._tasks.start_soon(self._export, self._opened(), self._target(), self._committed, self._abort)
             case Action.STOP_WRITING:
-                self._abort.set()
+                self._abort.abort()
             case Action.IMPORT:
-                assert target is not None, "an import has a target"
-                self._restored, self._importing, self._installing = Outcome(), anyio.CancelScope(), _targets(target)
-                self._tasks.start_soon(self._import, checkpoint_id, target, self._restored, self._importing)
+                self._restored, self._importing = Outcome(), anyio.CancelScope()
+                self._installing = _targets(self._target())
+                self._tasks.start_soon(self._import, self._opened(), self._target(), self._restored, self._importing)
             case Action.DISCARD:
                 self._importing.cancel()
                 self._discard(self._installing)
@@ -289,26 +303,23 @@ class ControlPlane:
         exported = sorted(record.episode for record in records)
         assert set(exported) <= set(target.scope), "an export stays inside its scope"  # INV-40
         self._ports.tracer.emit(
-            "commit.exported", kind=str(participant.kind), checkpoint_id=checkpoint_id, episodes=keys(exported),
-            scope=keys(target.scope), records=records,
+            "commit.exported",
+            kind=str(participant.kind),
+            checkpoint_id=checkpoint_id,
+            episodes=keys(exported),
+            scope=keys(target.scope),
+            records=records,
         )
         await self._ports.probe("commit.exported")
+        head = ManifestHead(kind=participant.kind, instance=participant.instance, checkpoint_id=checkpoint_id)
         manifest = await self._ports.disk.run(
-            write_records(
-                target.directory,
-                kind=participant.kind,
-                instance=participant.instance,
-                checkpoint_id=checkpoint_id,
-                records=_lines(records),
-                abort=abort,
-                attempt_token=self._ports.entropy.token(),
-            )
+            write_records(target.directory, head, lambda: _lines(records), abort, self._ports.entropy.token())
         )
         staged = participant.committed(records)
         return CommitReply(
             phase=Phase.COMMITTED,
             episode_ids=tuple(keys(exported)),
-            manifest=manifest,
+            manifest=msgspec.convert(msgspec.to_builtins(manifest), ManifestInfo),
             staging_keys=None if staged is None else staged[0],
             staging_keys_by_episode=None if staged is None else staged[1],
         )
@@ -337,9 +348,10 @@ class ControlPlane:
         manifest, rows = await self._ports.disk.run(
             read_records(
                 target.directory,
-                kind=participant.kind,
-                instance=participant.instance,
-                keep=lambda row: _episode_of(row, participant.instance) in scope,
+                participant.kind,
+                participant.instance,
+                None,
+                lambda row: _episode_of(row, participant.instance) in scope,
             )
         )
         records = [Record(_episode_of(row, participant.instance).next(), row["state"]) for row in rows]
@@ -351,8 +363,11 @@ class ControlPlane:
         self._admission.book.marks.mark(scope)
         await participant.install(records)
         self._ports.tracer.emit(
-            "restore.installed", kind=str(participant.kind), instance=participant.instance,
-            source=manifest.checkpoint_id, records=records,
+            "restore.installed",
+            kind=str(participant.kind),
+            instance=participant.instance,
+            source=manifest.checkpoint_id,
+            records=records,
         )
         await self._ports.probe("restore.installed")
         return RestoreReply(

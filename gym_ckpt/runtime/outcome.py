@@ -31,13 +31,17 @@ class Outcome(Generic[T]):
         self.error = error
         self._done.set()
 
-    async def get(self, budget_s: float, doing: str) -> T:
-        """The result; `DeadlineExceeded` when it is not there in time (the work goes on); the error if it failed."""
+    async def wait(self, budget_s: float, doing: str) -> None:
+        """Until it is done, however it went. Raises `DeadlineExceeded` when it is not in time; the work goes on."""
         if not self._done.is_set():
             with anyio.move_on_after(max(budget_s, 0)):
                 await self._done.wait()
         if not self._done.is_set():
             raise DeadlineExceeded(f"{doing} was not done in time; it may still be: repeat the call, or resume")
+
+    async def get(self, budget_s: float, doing: str) -> T:
+        """The result, waited for as by `wait`; raises the error if the work failed."""
+        await self.wait(budget_s, doing)
         if self.error is not None:
             raise self.error
         return self._result[0]

@@ -78,8 +78,9 @@ class Participant(ABC):
         """Drop the state of these attempts and of earlier ones of the same rollouts; their work has left."""
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
-        """Drop what is kept per rollout (INV-39); the marks are dropped by the control plane."""
-        return
+        """Drop what is kept per rollout (INV-39), but for work that goes on; the control plane drops the marks."""
+        gone = {rollout_id for rollout_id in rollout_ids if not self.admission.book.active(rollout_id)}
+        self.free([episode for episode in self.live() if episode.rollout_id in gone])
 
     def committed(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]] | None:
         """Staging keys that these records refer to, all and by capture key; None for kinds that stage nothing."""

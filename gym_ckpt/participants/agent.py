@@ -1,0 +1,299 @@
+"""Agent server: sessions that loop between the policy model and tools, as a participant.
+
+A session parks at a boundary of `gym_ckpt.core.agent_session`. In mid-call it works, until it is known that the answer
+has not started: the model is closed before the agent, so the gate's word on that is final, and the session then stands
+at the boundary before the call (INV-15). An answer that has started is on the wire and is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+
+from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, next_tool
+from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, PeerLost, StaleAttempt
+from gym_ckpt.participants.completions import MalformedCompletion, StreamedCompletion, whole
+from gym_ckpt.participants.model import CALL_ID, STARTED_PATH, CallRef, StartedReply, StartedRequest
+from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
+from gym_ckpt.ports import Headers, Ports
+from gym_ckpt.runtime.admission import Pass
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, tagged
+from gym_ckpt.runtime.install import HEALTH
+from gym_ckpt.runtime.outcome import Outcome
+from gym_ckpt.runtime.participant import Participant, Record, up_to
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, accepted, call, refusal, repeated
+from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import decode
+
+
+class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`cookie`: of the resources session that the tools belong to."""
+
+    messages: list[dict[str, Any]]
+    resources_url: str
+    cookie: str
+    tools: list[dict[str, Any]] = []
+
+
+class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stays the same while a session lasts."""
+
+    resources_url: str
+    cookie: str
+    tools: list[dict[str, Any]]
+
+
+class _Exported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One session in a checkpoint."""
+
+    opened: Opened
+    state: SessionState
+
+
+class WorkReply(msgspec.Struct, frozen=True):
+    """How a session ended. `status`: `finished` or `failed`, then with `reason`."""
+
+    status: str
+    messages: tuple[dict[str, Any], ...] = ()
+    calls: tuple[Any, ...] = ()
+    finish_reason: str | None = None
+    reason: str | None = None
+
+
+class Session:
+    """One session: its last boundary, and the run that is taking it to the next one."""
+
+    def __init__(self, episode: EpisodeId, opened: Opened, state: SessionState) -> None:
+        self.episode = episode
+        self.opened = opened
+        self.state = state
+        self.run: Outcome[WorkReply] | None = None
+        self.scope = anyio.CancelScope()
+        self.tries = 0
+        self.calling: str | None = None
+        """The model call under way."""
+        self.work: Pass | None = None
+
+
+class AgentParticipant(Participant):
+    """Drives sessions against one policy-model server."""
+
+    kind = Kind.AGENT
+
+    def __init__(
+        self,
+        instance: str,
+        ports: Ports,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        model_url: str,
+        token: str | None,
+        max_steps: int,
+        stream: bool,
+        max_tokens: int | None,
+    ) -> None:
+        super().__init__(instance, ports)
+        self._tasks = tasks
+        self._model_url = model_url
+        self._token = token
+        self._max_steps = max_steps
+        self._stream = stream
+        self._max_tokens = max_tokens
+        self._sessions: dict[EpisodeId, Session] = {}
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", "/v1/agent_sessions", self.open_session),
+            Route("POST", "/v1/agent_sessions/close", self.close_session),
+            Route("POST", "/v1/responses", self.respond),
+            HEALTH,
+        )
+
+    # The data plane.
+
+    async def open_session(self, request: Request) -> Answer:
+        """Open the episode's session; repeated, it answers with the one that is open."""
+        episode = request.required_episode()
+        body = await request.typed(OpenRequest)
+        async with self.admission.enter(episode) as work:
+            await work.begin()
+            if episode not in self._sessions:
+                opened = Opened(body.resources_url, body.cookie, body.tools)
+                self._sessions[episode] = Session(episode, opened, SessionState(tuple(body.messages)))
+        return answer({"session_id": episode.key})
+
+    async def close_session(self, request: Request) -> Answer:
+        """Close the episode's session; closed already, it stays closed. Work that goes on is stopped first."""
+        episode = request.required_episode()
+        async with self.admission.enter(episode) as work:
+            await work.begin()
+            session = self._sessions.get(episode)
+            if session is not None and session.run is not None:
+                session.scope.cancel()
+                await session.run.wait(math.inf, "the session")
+            self._sessions.pop(episode, None)
+        return answer({"closed": True})
+
+    async def respond(self, request: Request) -> Answer:
+        """Let the session work to its end and answer how it ended; joins the work if it is going on already."""
+        episode = request.required_episode()
+        self.admission.book.check(episode)
+        session = self._sessions.get(episode)
+        if session is None:
+            raise Refused(404, f"no session {episode.key}: open it first, or continue the attempt that was restored")
+        if session.run is None:
+            session.run = Outcome()
+            self._tasks.start_soon(self._run, session, session.run)
+        return answer(await session.run.get(math.inf, "the session"))
+
+    # One session at work.
+
+    async def _run(self, session: Session, outcome: Outcome[WorkReply]) -> None:
+        try:
+            async with self.admission.enter(session.episode) as work:
+                session.work = work
+                with session.scope:
+                    await work.begin()
+                    while session.state.finish_reason is None:
+                        await self._step(session, work)
+                        await work.boundary()
+        except StaleAttempt as error:
+            outcome.fail(error)
+        except (GymCkptError, MalformedCompletion) as error:
+            outcome.succeed(WorkReply("failed", reason=str(error)))
+        else:
+            state = session.state
+            if state.finish_reason is None:
+                outcome.succeed(WorkReply("failed", reason="the session was closed while it was at work"))
+                return
+            outcome.succeed(WorkReply("finished", state.messages, state.calls, state.finish_reason))
+        finally:
+            session.work = None
+
+    async def _step(self, session: Session, work: Pass) -> None:
+        state = session.state
+        tool = next_tool(state)
+        if tool is None:
+            reply = await self._call_model(session, work)
+            await work.begin()  # an answer that found the session parked takes it on only once admission is open
+            session.state = after_model(state, reply, self._max_steps)
+        else:
+            content, revision = await self._call_tool(session, tool)
+            session.state = after_tool(state, content, revision)
+        await self.ports.probe("agent.boundary")
+
+    async def _call_model(self, session: Session, work: Pass) -> Reply:
+        async def once() -> Reply:
+            await work.boundary()  # a call repeated while admission is closed begins when it is open again
+            session.tries += 1
+            call_id = f"{session.episode.key}.c{len(session.state.calls)}.{session.tries}"
+            session.calling = call_id
+            try:
+                return await self._exchange(session, call_id)
+            finally:
+                session.calling = None
+
+        return await repeated(self.ports, once)
+
+    async def _exchange(self, session: Session, call_id: str) -> Reply:
+        body: dict[str, Any] = {"messages": list(session.state.messages), "return_token_ids": True}
+        if session.opened.tools:
+            body["tools"] = session.opened.tools
+        if self._max_tokens is not None:
+            body["max_tokens"] = self._max_tokens
+        url = tagged(self._model_url, session.episode, "/v1/chat/completions")
+        headers: Headers = (*JSON_HEADERS, (CALL_ID, call_id))
+        if not self._stream:
+            reply = await self.ports.http.request("POST", url, headers=headers, body=json.dumps(body))
+            return whole(accepted(url, reply).body, call_id)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        return await self._streamed(url, headers, json.dumps(body), call_id)
+
+    async def _streamed(self, url: str, headers: Headers, body: bytes, call_id: str) -> Reply:
+        streamed = StreamedCompletion()
+        async with self.ports.http.stream("POST", url, headers=headers, body=body) as reply:
+            if reply.status >= 400:
+                raise await refusal(url, reply)
+            async for chunk in reply.chunks():
+                streamed.feed(chunk)
+        if not streamed.done:
+            raise PeerLost(f"{url}: the stream ended before its answer was whole")
+        return streamed.reply(call_id)
+
+    async def _call_tool(self, session: Session, tool: ToolCall) -> tuple[str, int]:
+        """The tool's answer for the conversation, and the resources session's revision after it."""
+        try:
+            arguments = json.loads(tool.arguments.encode())
+        except ValueError as error:
+            return json.dumps({"error": f"arguments are not JSON: {error}"}).decode(), session.state.revision
+        headers = (
+            ("cookie", f"{COOKIE}={session.opened.cookie}"),
+            (IDEMPOTENCY_KEY, f"{session.episode.key}:tool{session.state.tool_steps}"),
+        )
+        url = tagged(session.opened.resources_url, session.episode, f"/{tool.name}")
+        reply = await call(self.ports, "POST", url, json.dumps(arguments), headers=headers)
+        return reply.body.decode(), int(reply.header(REVISION_HEADER) or session.state.revision)
+
+    # The participant.
+
+    async def settle(self) -> None:
+        """Park the sessions whose model call has not started to be answered; those that have started will end."""
+        asked = {
+            session.calling: session
+            for session in self._sessions.values()
+            if session.calling is not None and session.work is not None
+        }
+        if not asked:
+            return
+        started = await self._started(asked)
+        for call_id, session in asked.items():
+            if session.calling == call_id and call_id not in started and session.work is not None:
+                session.work.park()
+                self.ports.tracer.emit("agent.parked", episode=session.episode.key, call=call_id)
+
+    async def _started(self, asked: dict[str, Session]) -> frozenset[str]:
+        refs = [CallRef(session.episode.key, call_id) for call_id, session in asked.items()]
+        body = json.dumps(msgspec.to_builtins(StartedRequest(refs)))
+        headers = (("authorization", f"Bearer {self._token}"),)
+        url = self._model_url + STARTED_PATH
+        try:
+            reply = await call(
+                self.ports, "POST", url, body, headers=headers, client=self.ports.control, budget_s=math.inf
+            )
+        except PeerRefused as error:
+            if error.status == 404:
+                return frozenset(asked)  # no gate: every call runs to its end
+            raise
+        return frozenset(decode(reply.body, StartedReply).started)
+
+    def live(self) -> Iterable[EpisodeId]:
+        return self._sessions
+
+    def counts(self) -> dict[str, int]:
+        return {"sessions": len(self._sessions)}
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        held = [self._sessions[episode] for episode in sorted(scope) if episode in self._sessions]
+        return [Record(each.episode, msgspec.to_builtins(_Exported(each.opened, each.state))) for each in held]
+
+    async def check(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                msgspec.convert(record.state, _Exported)
+            except msgspec.ValidationError as error:
+                raise InvalidCheckpointState(f"agent session of {record.episode.key}: {error}") from None
+
+    async def install(self, records: Sequence[Record]) -> None:
+        for record in records:
+            exported = msgspec.convert(record.state, _Exported)
+            self._sessions[record.episode] = Session(record.episode, exported.opened, exported.state)
+
+    def free(self, episodes: Iterable[EpisodeId]) -> None:
+        for episode in up_to(episodes, self._sessions):
+            del self._sessions[episode]

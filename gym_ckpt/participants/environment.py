@@ -1,0 +1,326 @@
+"""Environment server: one episode per `/run`, step by step, as a participant.
+
+The episode runs in a task of the server, so a lost connection neither ends it nor runs it twice; the reply goes to
+whoever asked. A `/run` for attempt N+1 whose record was restored goes on after its last completed step; without one it
+starts from its input. Time parked for a checkpoint is not charged to the episode's time-out (INV-24).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+
+from gym_ckpt.core import episode as machine
+from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, next_step
+from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, StaleAttempt
+from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
+from gym_ckpt.limits import RELEASE_BUDGET_S
+from gym_ckpt.ports import Ports, Reply
+from gym_ckpt.runtime.admission import Pass
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cookie_in, tagged
+from gym_ckpt.runtime.install import HEALTH
+from gym_ckpt.runtime.outcome import Outcome
+from gym_ckpt.runtime.participant import Participant, Record, up_to
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, call
+from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import EpisodeRef
+
+
+class RunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`task`: whatever the gym's verifier and prompt need; `prompt` or `messages` opens the conversation."""
+
+    episode_id: EpisodeRef
+    task: dict[str, Any]
+
+
+class RunReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`status`: `finished`, with `result`, or `failed`, with `reason`. Either way the episode is over."""
+
+    status: str
+    result: dict[str, Any] | None = None
+    reason: str | None = None
+
+
+class EpisodeFailed(GymCkptError):
+    """The episode cannot go on; the text says why."""
+
+
+class _Episode:
+    """A live episode: its last boundary, whether a `/run` has claimed it, and the time that it has left to work."""
+
+    def __init__(self, state: EpisodeState, left_s: float) -> None:
+        self.state = state
+        self.limit = anyio.CancelScope()
+        self._left_s = left_s
+
+    def pause(self) -> None:
+        """Stop the clock of the time-out."""
+        if self.limit.deadline != math.inf:
+            self._left_s = self.limit.deadline - anyio.current_time()
+            self.limit.deadline = math.inf
+
+    def go_on(self) -> None:
+        """Let the clock run."""
+        self.limit.deadline = anyio.current_time() + self._left_s
+
+
+class EnvironmentParticipant(Participant):
+    """Runs episodes against one agent server and one or two resources servers."""
+
+    kind = Kind.ENVIRONMENT
+
+    def __init__(
+        self,
+        instance: str,
+        ports: Ports,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        agent_url: str,
+        resources_url: str,
+        verifier_url: str | None,
+        episode_timeout_s: float | None,
+    ) -> None:
+        super().__init__(instance, ports)
+        self.admission.on_change = self._pause_clocks
+        self._tasks = tasks
+        self._agent_url = agent_url
+        self._resources_url = resources_url
+        self._verifier_url = verifier_url
+        self._timeout_s = math.inf if episode_timeout_s is None else episode_timeout_s
+        self._judge_replays = False
+        """What the verifier's last reply declared; until then a checkpoint waits for it."""
+        self._asked: set[EpisodeId] = set()
+        """Attempts whose `/run` has come, admitted or still waiting."""
+        self._episodes: dict[EpisodeId, _Episode] = {}
+        self._over: dict[str, int] = {}
+        """Highest attempt of each rollout that has replied, until the rollout is forgotten."""
+
+    def routes(self) -> tuple[Route, ...]:
+        return (Route("POST", "/run", self.run), HEALTH)
+
+    # The data plane.
+
+    async def run(self, request: Request) -> Answer:
+        """Run one episode and reply when it is over. A second `/run` of the same attempt is refused."""
+        episode = request.required_episode()
+        body = await request.typed(RunRequest)
+        if body.episode_id.checked() != episode:
+            raise InvalidRequest(f"episode_id is not the {episode.key} of the path")
+        self.admission.book.check(episode)
+        if episode in self._asked or self._over.get(episode.rollout_id, -1) >= episode.attempt:
+            raise Refused(409, f"attempt {episode.key} runs or has run already")
+        held = self._episodes.get(episode)
+        if held is not None and held.state.task_digest != machine.task_digest(body.task):
+            raise InvalidRequest(f"the task of {episode.key} is not the one that its checkpoint was taken of")
+        outcome: Outcome[RunReply] = Outcome()
+        self._asked.add(episode)
+        self._tasks.start_soon(self._drive, episode, body.task, outcome)
+        return answer(await outcome.get(math.inf, "the episode"))
+
+    async def _drive(self, episode: EpisodeId, task: dict[str, Any], outcome: Outcome[RunReply]) -> None:
+        try:
+            async with self.admission.enter(episode) as work:
+                held = self._episodes.get(episode)
+                continued = held is not None
+                if held is None:
+                    state = machine.begin(task, judge=self._verifier_url is not None)
+                    held = self._episodes[episode] = _Episode(state, self._timeout_s)
+                self.ports.tracer.emit("episode.started", episode=episode.key, continued=continued)
+                reply = await self._to_the_end(episode, held, task, work)
+                del self._episodes[episode]
+                self._over[episode.rollout_id] = max(episode.attempt, self._over.get(episode.rollout_id, -1))
+        except StaleAttempt as error:
+            outcome.fail(error)
+        else:
+            self.ports.tracer.emit("episode.over", episode=episode.key, status=reply.status)
+            outcome.succeed(reply)
+        finally:
+            self._asked.discard(episode)
+
+    async def _to_the_end(self, episode: EpisodeId, held: _Episode, task: dict[str, Any], work: Pass) -> RunReply:
+        try:
+            with held.limit:
+                await self._steps(episode, held, task, work)
+            if held.limit.cancelled_caught:
+                raise EpisodeFailed(f"the episode was not over within its time-out of {self._timeout_s} s")
+        except StaleAttempt:
+            raise
+        except (GymCkptError, msgspec.ValidationError, ValueError) as error:
+            await self._release(episode, held.state, work)
+            return RunReply("failed", reason=str(error))
+        return RunReply("finished", result=machine.row(held.state))
+
+    async def _steps(self, episode: EpisodeId, held: _Episode, task: dict[str, Any], work: Pass) -> None:
+        await work.begin()
+        held.go_on()
+        while (step := next_step(held.state)) is not None:
+            if machine.may_replay(held.state, step, judge_replays=self._judge_replays):
+                work.park()
+            result = await self._do(episode, held.state, step, task)
+            await work.begin()  # a replayed step that ended while admission is closed counts only from resume on
+            held.state = machine.completed(held.state, result)
+            self.ports.tracer.emit("episode.step", episode=episode.key, step=str(step))
+            await self.ports.probe("environment.boundary")
+            await work.boundary()
+
+    def _pause_clocks(self, closed: bool) -> None:
+        """Time parked for a checkpoint is not charged (INV-24)."""
+        for episode in self._asked & self._episodes.keys():
+            held = self._episodes[episode]
+            if closed:
+                held.pause()
+            else:
+                held.go_on()
+
+    async def _do(
+        self, episode: EpisodeId, state: EpisodeState, step: Step, task: dict[str, Any]
+    ) -> Seeded | Worked | dict[str, Any] | None:
+        match step:
+            case Step.SEED:
+                return _seeded(await self._call(episode, step, self._resources_url, "/seed_session", {"task": task}))
+            case Step.OPEN:
+                await self._call(episode, step, self._agent_url, "/v1/agent_sessions", self._opening(state, task))
+            case Step.WORK:
+                return _worked(await self._call(episode, step, self._agent_url, "/v1/responses", {}))
+            case Step.CLOSE_AGENT:
+                await self._call(episode, step, self._agent_url, "/v1/agent_sessions/close", {})
+            case Step.VERIFY:
+                return await self._verify(episode, state, step, task, self._resources_url)
+            case Step.JUDGE:
+                assert self._verifier_url is not None, "an episode is judged by a configured verifier"
+                return await self._verify(episode, state, step, task, self._verifier_url)
+            case Step.CLOSE_SESSION:
+                await self._call(episode, step, self._resources_url, "/close_session", {}, _cookie(state))
+        return None
+
+    def _opening(self, state: EpisodeState, task: dict[str, Any]) -> dict[str, Any]:
+        assert state.seeded is not None, "an agent session opens on a seeded resources session"
+        messages = task.get("messages") or [{"role": "user", "content": str(task.get("prompt", ""))}]
+        return {
+            "messages": messages,
+            "resources_url": self._resources_url,
+            "cookie": state.seeded.cookie,
+            "tools": list(state.seeded.tools),
+        }
+
+    async def _verify(
+        self, episode: EpisodeId, state: EpisodeState, step: Step, task: dict[str, Any], url: str
+    ) -> dict[str, Any]:
+        assert state.worked is not None, "verification follows the work"
+        body = {"task": task, "messages": list(state.worked.messages)}
+        reply = await self._call(episode, step, url, "/verify", body, _cookie(state))
+        if step is Step.JUDGE:
+            self._judge_replays = reply.header(VERIFY_HEADER) == "replay"
+        result = json.loads(reply.body)
+        if not isinstance(result, dict):
+            raise EpisodeFailed(f"{url}/verify answered no object")
+        return result
+
+    async def _call(
+        self, episode: EpisodeId, step: Step, url: str, path: str, body: dict[str, Any], cookie: str | None = None
+    ) -> Reply:
+        headers = [(IDEMPOTENCY_KEY, f"{episode.key}:{step}")]
+        if cookie is not None:
+            headers.append(("cookie", f"{COOKIE}={cookie}"))
+        return await call(self.ports, "POST", tagged(url, episode, path), json.dumps(body), headers=headers)
+
+    async def _release(self, episode: EpisodeId, state: EpisodeState, work: Pass) -> None:
+        """Free what a failed episode holds elsewhere; what cannot be reached has lost it already."""
+        await work.begin()
+        if state.seeded is None:
+            return
+        with anyio.move_on_after(RELEASE_BUDGET_S):
+            for step, url, path in (
+                (Step.CLOSE_AGENT, self._agent_url, "/v1/agent_sessions/close"),
+                (Step.CLOSE_SESSION, self._resources_url, "/close_session"),
+            ):
+                try:
+                    await self._call(episode, step, url, path, {}, _cookie(state))
+                except GymCkptError as error:
+                    self.ports.tracer.emit(
+                        "episode.release_failed", episode=episode.key, step=str(step), why=str(error)
+                    )
+
+    # The participant.
+
+    def live(self) -> Iterable[EpisodeId]:
+        return self._episodes
+
+    def counts(self) -> dict[str, int]:
+        return {"episodes": len(self._episodes)}
+
+    def restarts(self) -> set[str]:
+        return {
+            episode.key
+            for episode, held in self._episodes.items()
+            if held.state.seeded is not None and held.state.seeded.restart
+        }
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        held = [(episode, self._episodes[episode]) for episode in sorted(scope) if episode in self._episodes]
+        return [Record(episode, msgspec.to_builtins(each.state)) for episode, each in held]
+
+    async def check(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                state = msgspec.convert(record.state, EpisodeState)
+            except msgspec.ValidationError as error:
+                raise InvalidCheckpointState(f"episode {record.episode.key}: {error}") from None
+            if not 0 <= state.done < len(state.steps):
+                raise InvalidCheckpointState(f"episode {record.episode.key}: step {state.done} does not exist")
+            if (Step.JUDGE in state.steps) != (self._verifier_url is not None):
+                raise InvalidCheckpointState(
+                    f"episode {record.episode.key}: its checkpoint and this configuration differ about a verifier"
+                )
+
+    async def install(self, records: Sequence[Record]) -> None:
+        for record in records:
+            state = msgspec.convert(record.state, EpisodeState)
+            self._episodes[record.episode] = _Episode(state, self._timeout_s)
+
+    def free(self, episodes: Iterable[EpisodeId]) -> None:
+        for episode in up_to(episodes, self._episodes):
+            del self._episodes[episode]
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        super().forget(rollout_ids)
+        for rollout_id in rollout_ids:
+            self._over.pop(rollout_id, None)
+
+
+def _seeded(reply: Reply) -> Seeded:
+    cookie = cookie_in(reply.header("set-cookie") or "", COOKIE)
+    if cookie is None:
+        raise EpisodeFailed(f"the resources server seeded no session: its reply sets no cookie {COOKIE}")
+    return Seeded(
+        cookie=cookie,
+        tools=tuple(json.loads(reply.body).get("tools", ())),
+        replay_verify=reply.header(VERIFY_HEADER) == "replay",
+        restart=reply.header(RESTART_HEADER) == "1",
+    )
+
+
+class _AgentReply(msgspec.Struct):
+    status: str
+    messages: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    finish_reason: str | None = None
+    reason: str | None = None
+
+
+def _worked(reply: Reply) -> Worked:
+    body = msgspec.convert(json.loads(reply.body), _AgentReply)
+    if body.status != "finished":
+        raise EpisodeFailed(f"the agent failed: {body.reason or 'it gave no reason'}")
+    return Worked(tuple(body.messages), tuple(body.calls), body.finish_reason)
+
+
+def _cookie(state: EpisodeState) -> str:
+    assert state.seeded is not None, "the session was seeded before this step"
+    return state.seeded.cookie

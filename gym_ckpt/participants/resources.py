@@ -1,0 +1,220 @@
+"""Resources server: sessions of one gym, their tools and verification, as a participant.
+
+A tool call carries only its cookie; the session was bound to its episode at seed. A call with an idempotency key whose
+reply was lost is answered from the session, not done again (INV-3): callers work one step at a time, so the last reply
+is all that has to be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import msgspec
+
+from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, StaleAttempt
+from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
+from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.admission import Pass
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer
+from gym_ckpt.runtime.install import HEALTH
+from gym_ckpt.runtime.participant import Participant, Record, up_to
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
+from gym_ckpt.types import EpisodeId, Kind
+
+COOKIE = "ng_session"
+VERIFY_HEADER = "x-ng-checkpoint-verify"
+RESTART_HEADER = "x-ng-checkpoint-restart"
+REVISION_HEADER = "x-ng-session-revision"
+
+
+class SeedRequest(msgspec.Struct, frozen=True):
+    task: dict[str, Any]
+
+
+class VerifyRequest(msgspec.Struct, frozen=True):
+    task: dict[str, Any]
+    messages: list[dict[str, Any]] = []
+
+
+class _Exported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One session in a checkpoint."""
+
+    session_id: str
+    revision: int
+    state: Any
+
+
+@dataclass(slots=True)
+class Session:
+    session_id: str
+    episode: EpisodeId
+    state: Any
+    revision: int = 0
+    busy: anyio.Lock = field(default_factory=anyio.Lock)
+    last_key: str | None = None
+    last_reply: Answer | None = None
+
+
+class ResourcesParticipant(Participant):
+    """Serves one gym."""
+
+    kind = Kind.RESOURCES
+
+    def __init__(self, instance: str, ports: Ports, gym: Gym) -> None:
+        super().__init__(instance, ports)
+        self._gym = gym
+        self._sessions: dict[str, Session] = {}
+        self._of_episode: dict[EpisodeId, str] = {}
+
+    def routes(self) -> tuple[Route, ...]:
+        return (
+            Route("POST", "/seed_session", self.seed_session),
+            Route("POST", "/verify", self.verify),
+            Route("POST", "/close_session", self.close_session),
+            Route("GET", "/tools", self.list_tools),
+            HEALTH,
+            Route("POST", "/{tool}", self.call_tool),
+        )
+
+    # The data plane.
+
+    async def list_tools(self, _: Request) -> Answer:
+        """Tool definitions, in the form of OpenAI's chat completions."""
+        return answer(list(self._gym.tools))
+
+    async def seed_session(self, request: Request) -> Answer:
+        """Open the episode's session; repeated, it answers with the one that is open."""
+        episode = request.required_episode()
+        body = await request.typed(SeedRequest)
+        async with self.admission.enter(episode) as work:
+            await work.begin()
+            state = await self._gym.seed(body.task)
+            session_id = self._of_episode.get(episode)
+            if session_id is None:
+                session_id = self.ports.entropy.token(16)
+                self._add(Session(session_id, episode, state))
+        headers = [("set-cookie", f"{COOKIE}={session_id}; Path=/; HttpOnly"), *self._declared()]
+        return answer({"session_id": session_id, "tools": list(self._gym.tools)}, headers=headers)
+
+    def _declared(self) -> list[tuple[str, str]]:
+        """Headers that tell the environment how this gym takes part in checkpoints."""
+        declared = [(VERIFY_HEADER, "replay")] if self._gym.verify_mode is VerifyMode.REPLAY else []
+        if self._gym.state_mode is StateMode.RESTART_ONLY:
+            declared.append((RESTART_HEADER, "1"))
+        return declared
+
+    async def call_tool(self, request: Request) -> Answer:
+        """One tool call of the session that the cookie names."""
+        session, tool = self._session(request), request.params["tool"]
+        key = request.header(IDEMPOTENCY_KEY)
+        arguments = await request.json()
+        if not isinstance(arguments, dict):
+            raise InvalidRequest("a tool call's body is an object of arguments")
+        async with self.admission.enter(session.episode) as work:
+            await work.begin()
+            async with session.busy:
+                if key is not None and key == session.last_key and session.last_reply is not None:
+                    return session.last_reply
+                await self.ports.probe("resources.before_effect")
+                reply = await self._effect(session, tool, arguments)
+                session.last_key, session.last_reply = key, reply
+        return reply
+
+    async def _effect(self, session: Session, tool: str, arguments: dict[str, Any]) -> Answer:
+        try:
+            result = await self._gym.call(session.state, tool, arguments)
+        except ToolError as error:
+            result = {"error": str(error)}
+        session.revision += 1
+        self.ports.tracer.emit(
+            "tool.effect", episode=session.episode.key, session=session.session_id, revision=session.revision, tool=tool
+        )
+        await self.ports.probe("resources.after_effect")
+        return answer({"result": result}, headers=[(REVISION_HEADER, str(session.revision))])
+
+    async def verify(self, request: Request) -> Answer:
+        """The reward. A replayable verification runs parked: a checkpoint does not wait for it."""
+        body = await request.typed(VerifyRequest)
+        if self._gym.state_mode is StateMode.STATELESS:
+            episode, state = request.required_episode(), None
+        else:
+            session = self._session(request)
+            episode, state = session.episode, session.state
+        async with self.admission.enter(episode) as work:
+            if self._gym.verify_mode is VerifyMode.WAIT:
+                await work.begin()
+            result = await self._gym.verify(state, body.task, body.messages)
+        return answer(result, headers=self._declared())
+
+    async def close_session(self, request: Request) -> Answer:
+        """Close the cookie's session; a session that is closed already stays closed."""
+        session = self._sessions.get(request.cookie(COOKIE) or "")
+        if session is not None:
+            async with self.admission.enter(session.episode) as work:
+                await self._close(session, work)
+        return answer({"closed": session is not None})
+
+    async def _close(self, session: Session, work: Pass) -> None:
+        await work.begin()
+        async with session.busy:
+            if self._sessions.get(session.session_id) is session:
+                self._remove(session)
+                await self._gym.close(session.state)
+
+    def _session(self, request: Request) -> Session:
+        session = self._sessions.get(request.cookie(COOKIE) or "")
+        if session is None:
+            raise Refused(404, f"no session of this cookie: seed one, and send the cookie {COOKIE}")
+        if request.episode is not None and request.episode != session.episode:
+            raise StaleAttempt(f"the session belongs to {session.episode.key}, not to {request.episode.key}")
+        return session
+
+    def _add(self, session: Session) -> None:
+        self._sessions[session.session_id] = session
+        self._of_episode[session.episode] = session.session_id
+
+    def _remove(self, session: Session) -> None:
+        del self._sessions[session.session_id]
+        del self._of_episode[session.episode]
+
+    # The participant.
+
+    def live(self) -> Iterable[EpisodeId]:
+        return self._of_episode
+
+    def counts(self) -> dict[str, int]:
+        return {"sessions": len(self._sessions)}
+
+    def restarts(self) -> set[str]:
+        if self._gym.state_mode is not StateMode.RESTART_ONLY:
+            return set()
+        return {episode.key for episode in self._of_episode}
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        if self._gym.state_mode is StateMode.STATELESS:
+            return []
+        held = [self._sessions[self._of_episode[episode]] for episode in sorted(scope) if episode in self._of_episode]
+        return [Record(session.episode, msgspec.to_builtins(await self._exported(session))) for session in held]
+
+    async def _exported(self, session: Session) -> _Exported:
+        return _Exported(session.session_id, session.revision, await self._gym.export_session_state(session.state))
+
+    async def check(self, records: Sequence[Record]) -> None:
+        for record in records:
+            try:
+                await self._gym.check_session_state(msgspec.convert(record.state, _Exported).state)
+            except (ValueError, msgspec.ValidationError) as error:
+                raise InvalidCheckpointState(f"session of {record.episode.key}: {error}") from None
+
+    async def install(self, records: Sequence[Record]) -> None:
+        for record in records:
+            exported = msgspec.convert(record.state, _Exported)
+            state = await self._gym.restore_session_state(exported.state)
+            self._add(Session(exported.session_id, record.episode, state, exported.revision))
+
+    def free(self, episodes: Iterable[EpisodeId]) -> None:
+        for episode in up_to(episodes, self._of_episode):
+            self._remove(self._sessions[self._of_episode[episode]])

@@ -1,0 +1,123 @@
+"""Make any ASGI application a participant: control routes, bearer, admission and the episode's context.
+
+Control routes bypass admission and every limit of the data plane, and are answered in every phase.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from gym_ckpt.errors import ConfigError, ProtocolError, Unauthorized
+from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES
+from gym_ckpt.ports import ASGIApp, Receive, Scope, Send
+from gym_ckpt.runtime.asgi import EPISODE, Answer, Request, Route, Router, answer_error, episode_context, respond
+from gym_ckpt.runtime.control import ControlPlane
+from gym_ckpt.runtime.participant import Participant
+from gym_ckpt.wire.messages import (
+    CONTROL_PREFIX,
+    CommitRequest,
+    ForgetRequest,
+    PrepareRequest,
+    RenewRequest,
+    RestoreRequest,
+    ResumeRequest,
+    RetireRequest,
+    decode,
+    encode,
+)
+
+CONTROL_ROOT = "/ng-control/"
+
+
+def install(app: ASGIApp, control: ControlPlane, token: str | None, extra: tuple[Route, ...] = ()) -> ASGIApp:
+    """`app` with the control routes of `control` beside it and its calls tagged with their episodes.
+
+    `token`: the bearer of every control route. `extra`: more routes under `/ng-control/`, behind the same bearer.
+    The application admits its own work through `participant.admission`; wrap it in `admitting` when it does not.
+
+    Raises:
+        ConfigError: no token; a server that could be checkpointed by anybody refuses to start.
+    """
+    routes = bearer(Router((*control_routes(control), *extra)), token)
+    inner = episode_context(app)
+
+    async def with_control(scope: Scope, receive: Receive, send: Send) -> None:
+        control_call = scope["type"] == "http" and scope["path"].startswith(CONTROL_ROOT)
+        await (routes if control_call else inner)(scope, receive, send)
+
+    return with_control
+
+
+def bearer(app: ASGIApp, token: str | None) -> ASGIApp:
+    """`app` behind a bearer token, compared in constant time."""
+    if not token:
+        raise ConfigError("checkpointing is on but there is no control token: set control_token or control_token_env")
+    expected = b"Bearer " + token.encode()
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(given, expected):
+            await app(scope, receive, send)
+        else:
+            await respond(send, answer_error(Unauthorized("control routes need the gym's control token as a bearer")))
+
+    return checked
+
+
+def control_routes(control: ControlPlane) -> tuple[Route, ...]:
+    """The operations of one participant."""
+
+    async def status(_: Request) -> Answer:
+        return Answer(encode(await control.status()))
+
+    return (
+        Route("GET", CONTROL_PREFIX + "status", status),
+        _operation("prepare", PrepareRequest, control.prepare),
+        _operation("renew", RenewRequest, control.renew),
+        _operation("commit", CommitRequest, control.commit),
+        _operation("restore", RestoreRequest, control.restore),
+        _operation("resume", ResumeRequest, control.resume),
+        _operation("retire", RetireRequest, control.retire),
+        _operation("forget", ForgetRequest, control.forget),
+    )
+
+
+def _operation(name: str, kind: type[Any], operation: Callable[[Any], Awaitable[msgspec.Struct]]) -> Route:
+    async def handle(request: Request) -> Answer:
+        return Answer(encode(await operation(decode(await request.body(CONTROL_BODY_MAX_BYTES), kind))))
+
+    return Route("POST", CONTROL_PREFIX + name, handle)
+
+
+def admitting(app: ASGIApp, participant: Participant) -> ASGIApp:
+    """Admit each tagged request of `app` as one piece of work that a checkpoint waits for.
+
+    For applications that know nothing of admission: a request that arrives during a checkpoint waits, one that runs
+    finishes. Untagged requests pass (INV-22).
+    """
+
+    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
+        episode = scope.get(EPISODE)
+        if scope["type"] != "http" or episode is None:
+            await app(scope, receive, send)
+            return
+        try:
+            async with participant.admission.enter(episode) as work:
+                await work.begin()
+                await app(scope, receive, send)
+        except ProtocolError as error:
+            await respond(send, answer_error(error))
+
+    return admitted
+
+
+async def health(_: Request) -> Answer:
+    """Answers as soon as the server listens."""
+    return Answer(b'{"status":"ok"}')
+
+
+HEALTH = Route("GET", "/health", health)

@@ -1,0 +1,93 @@
+"""The start-up code of one server, the same in both worlds: build what the settings name, serve it until cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+
+from gym_ckpt.gyms import by_name
+from gym_ckpt.inference.worker import EmbeddedWorker
+from gym_ckpt.participants.agent import AgentParticipant
+from gym_ckpt.participants.environment import EnvironmentParticipant
+from gym_ckpt.participants.model import ModelParticipant
+from gym_ckpt.participants.resources import ResourcesParticipant
+from gym_ckpt.ports import ASGIApp, Ports
+from gym_ckpt.runtime.asgi import Router, episode_context
+from gym_ckpt.runtime.control import ControlPlane
+from gym_ckpt.runtime.install import install
+from gym_ckpt.settings import (
+    AgentSettings,
+    EnvironmentSettings,
+    GymSettings,
+    InferenceSettings,
+    ModelSettings,
+    ResourcesSettings,
+)
+
+Shipped = EnvironmentParticipant | AgentParticipant | ResourcesParticipant | ModelParticipant
+
+
+async def run_server(settings: GymSettings, name: str, ports: Ports, *, ready: Callable[[], None]) -> None:
+    """Serve the server `name` of a gym until cancelled; `ready` is called once it accepts connections.
+
+    Raises:
+        ConfigError: the address cannot be listened on, the gym is unknown, or checkpointing has no token.
+    """
+    async with anyio.create_task_group() as tasks:
+        try:
+            await ports.server.serve(application(settings, name, ports, tasks), settings.url(name), ready=ready)
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+def application(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup) -> ASGIApp:
+    """The ASGI application of one server; its background work runs in `tasks`."""
+    server = settings.servers[name]
+    if isinstance(server, InferenceSettings):
+        return EmbeddedWorker(
+            ports,
+            tokens_per_s=server.tokens_per_s,
+            step_tokens=server.step_tokens,
+            model_seed=server.seed,
+            model_name=server.model_name,
+        ).app
+    participant = _participant(settings, name, ports, tasks)
+    app = Router(participant.routes())
+    if settings.checkpoint is None:
+        return episode_context(app)
+    control = ControlPlane(participant, tasks, grace_s=settings.checkpoint.grace_s)
+    extra = participant.control_routes() if isinstance(participant, ModelParticipant) else ()
+    return install(app, control, settings.control_token, extra)
+
+
+def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup) -> Shipped:
+    match settings.servers[name]:
+        case EnvironmentSettings() as server:
+            return EnvironmentParticipant(
+                name,
+                ports,
+                tasks,
+                agent_url=settings.url(server.agent),
+                resources_url=settings.url(server.resources),
+                verifier_url=None if server.verifier is None else settings.url(server.verifier),
+                episode_timeout_s=server.episode_timeout_s,
+            )
+        case AgentSettings() as server:
+            return AgentParticipant(
+                name,
+                ports,
+                tasks,
+                model_url=settings.url(server.model),
+                token=settings.control_token,
+                max_steps=server.max_steps,
+                stream=server.stream,
+                max_tokens=server.max_tokens,
+            )
+        case ResourcesSettings() as server:
+            return ResourcesParticipant(name, ports, by_name(server.gym))
+        case ModelSettings() as server:
+            return ModelParticipant(name, ports, settings.worker_urls(server))
+        case InferenceSettings():
+            raise AssertionError(f"inference worker {name} is no participant")
