@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from gym_ckpt.ports import Ports, Tracer
 
 LISTENED: Final = (signal.SIGTERM, signal.SIGUSR1)
 LOGGER: Final = "gym_ckpt"
+GC_THRESHOLDS: Final = (50_000, 20, 20)
 
 
 class SystemClock:
@@ -91,24 +93,26 @@ class NoProbes:
         return
 
 
-def raise_file_limit() -> int:
-    """Let this process open as many files as it may; thousands of calls in flight are as many sockets.
+def prepare_process() -> None:
+    """Set what is the process's own for thousands of calls in flight: open files, and the garbage collector.
 
-    Returns the limit now in force.
+    Each parked call is a few hundred live objects; with Python's own thresholds, looking at all of them again and again
+    was two thirds of the time of a call at 8,000 in flight.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS has a lower bound than it reports
-            return soft
-    return hard
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):  # macOS allows less than it reports: what was in force stays so
+        pass
 
 
 @asynccontextmanager
 async def production_ports(tracer: Tracer | None = None) -> AsyncIterator[Ports]:
     """The real world for one process, on anyio's asyncio back end. Leaving it closes the idle connections."""
-    raise_file_limit()
+    prepare_process()
     async with HttpxClient() as http, HttpxClient() as control:
         yield Ports(
             clock=SystemClock(),

@@ -74,7 +74,8 @@ class Application:
         body = b""
         while True:
             message = await receive()
-            body += message.get("body", b"")
+            part: bytes = message.get("body", b"")
+            body += part
             if not message.get("more_body"):
                 return body
 

@@ -222,7 +222,7 @@ async def test_unix_sockets(tmp_path: Path) -> None:
 
 async def test_nobody_listening_is_unreachable() -> None:
     async with HttpxClient() as client:
-        with pytest.raises(PeerUnreachable, match="GET http://127.0.0.1"):
+        with pytest.raises(PeerUnreachable, match=r"GET http://127\.0\.0\.1"):
             await client.request("GET", f"http://127.0.0.1:{free_port()}/x")
         with pytest.raises(PeerUnreachable):
             async with client.stream("GET", f"http://127.0.0.1:{free_port()}/x"):
