@@ -138,3 +138,11 @@ REASON_MAX_CHARS: Final = 2000
 """Of a failure row's reason."""
 
 assert COLLECT_RETRY_FIRST_S < COLLECT_RETRY_MAX_S < ROWS_FLUSH_AT_STOP_S < ROWS_RETRY_BUDGET_S
+
+# Demo
+DEMO_POLL_S: Final = 0.05
+DEMO_WAIT_S: Final = 60.0
+"""How long the demo waits for its rollouts to be in flight, and for a checkpoint to be published."""
+DEMO_RUN_ON_S: Final = 0.6
+"""From the published checkpoint to SIGKILL: work of this time is lost and must be done again."""
+DEMO_STATUS_TIMEOUT_S: Final = 10.0

@@ -106,6 +106,7 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     keep_checkpoints: int = 2
     resume_from_cache: bool = False
     retry_prepare: int = 1
+    start_over: bool = False
 
 
 ServerSettings = EnvironmentSettings | AgentSettings | ResourcesSettings | ModelSettings | InferenceSettings
