@@ -59,6 +59,7 @@ class EmbeddedWorker:
         self._seed = model_seed
         self._model = model_name
         self._active = 0
+        self._begun = 0
         self.app: ASGIApp = Router(
             (
                 Route("POST", "/v1/chat/completions", stream=self._chat),
@@ -71,13 +72,14 @@ class EmbeddedWorker:
         return answer({"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "gym_ckpt"}]})
 
     async def _health(self, _: Request) -> Answer:
-        """`active`: generations in progress."""
-        return answer({"status": "ok", "active": self._active})
+        """`active`: generations in progress; `calls`: generations begun since this worker was started."""
+        return answer({"status": "ok", "active": self._active, "calls": self._begun})
 
     async def _chat(self, request: Request, send: Send) -> None:
         """Answer one call. Raises `InvalidRequest` before anything was sent."""
         call = self._begin(request, await request.typed(ChatRequest))
         self._active += 1
+        self._begun += 1
         self._emit("started", call, prompt_tokens=len(call.completion.prompt_ids), stream=bool(call.request.stream))
         try:
             await (self._stream if call.request.stream else self._whole)(call, request.receive, send)
