@@ -27,7 +27,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     schema_version: int
     checkpoint_id: str
     sequence: int
-    published: tuple[str, ...]
+    published: list[str]
 
     def encode(self) -> bytes:
         return json.dumps(msgspec.to_builtins(self)) + b"\n"
@@ -54,7 +54,7 @@ def read_pointer(fs: FileSystem, run_dir: str) -> Pointer | None:
         raise damaged(path, f"is not a pointer ({error})", mend) from None
     if pointer.schema_version != SCHEMA_VERSION:
         raise damaged(path, f"schema version {pointer.schema_version} is not {SCHEMA_VERSION}", mend)
-    if pointer.published[:1] != (pointer.checkpoint_id,) or pointer.sequence < 1:
+    if pointer.published[:1] != [pointer.checkpoint_id] or pointer.sequence < 1:
         raise damaged(path, "contradicts itself", mend)
     return pointer
 
@@ -92,7 +92,7 @@ def rebuilt(fs: FileSystem, run_dir: str) -> Pointer | None:
     if not found:
         return None
     found.sort(reverse=True)
-    names = tuple(name for _, name in found)
+    names = [name for _, name in found]
     return Pointer(schema_version=SCHEMA_VERSION, checkpoint_id=names[0], sequence=found[0][0], published=names)
 
 

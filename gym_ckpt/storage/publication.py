@@ -55,13 +55,13 @@ def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attemp
             yield from make_dirs(fs, directory, layout.checkpoints_dir(run_dir))
             yield from _sync_participants(fs, directory, checkpoint_id)
             yield from replace(fs, layout.collection(directory), data, attempt_token)
-        kept = [name for name in (pointer.published if pointer else ()) if name != checkpoint_id]
+        kept = [name for name in (pointer.published if pointer else []) if name != checkpoint_id]
         present = [name for name in kept if fs.exists(layout.collection(layout.checkpoint_dir(run_dir, name)))]
         latest = Pointer(
             schema_version=SCHEMA_VERSION,
             checkpoint_id=checkpoint_id,
             sequence=sequence,
-            published=(checkpoint_id, *present)[:PUBLISHED_LISTED_MAX],
+            published=[checkpoint_id, *present][:PUBLISHED_LISTED_MAX],
         )
         yield from replace(fs, layout.latest(run_dir), latest.encode(), attempt_token)
         return sequence
@@ -137,7 +137,7 @@ def published(run_dir: str) -> Job[Published]:
         except InvalidCheckpointState as error:
             damage = error.detail
             pointer = rebuilt(fs, run_dir)
-        names = pointer.published if pointer else ()
+        names = pointer.published if pointer else []
         return Published(tuple(name for name in names if fs.is_dir(layout.checkpoint_dir(run_dir, name))), damage)
 
     return job

@@ -125,6 +125,7 @@ def _checked(records: Records, abort: AbortFlag) -> Iterator[bytes]:
         record = next(source, None)
         if record is None:
             return
+        abort.check()
         assert record and b"\n" not in record, "a record is one line of JSON"
         if len(record) > RECORD_MAX_BYTES:
             raise NotLossless(f"record {count}", f"{len(record)} bytes are more than {RECORD_MAX_BYTES}")

@@ -1,0 +1,81 @@
+"""One live collector, one run (INV-95)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.storage import Ownership, claim, layout, read_run_id
+from sim.disk import SimFileSystem
+from tests.unit.storage.driver import RUN, PowerCut, Tokens, checkpoint, run, strike
+
+
+def take(disk: SimFileSystem, owner: str, run_id: str = "evaluation-1", token: str = "00000001") -> Ownership:
+    return run(disk.view(owner), claim(RUN, run_id, f"pid 7 on {owner}", token))
+
+
+@pytest.fixture
+def disk() -> SimFileSystem:
+    made = SimFileSystem(random.Random(3), journalled=False)
+    made.make_dirs("/shared")
+    return made
+
+
+def test_a_second_collector_is_refused_by_name(disk: SimFileSystem) -> None:
+    assert take(disk, "a").fresh
+    with pytest.raises(ConfigError, match="pid 7 on a"):
+        take(disk, "b")
+
+
+@pytest.mark.parametrize("how", ["crash", "end", "release"])
+def test_the_lock_of_a_collector_that_is_gone_is_taken_over(disk: SimFileSystem, how: str) -> None:
+    mine = take(disk, "a")
+    if how == "release":
+        mine.lock.release()
+    else:
+        getattr(disk, how)("a")
+    assert not take(disk, "b").fresh
+    mine.lock.release()
+    with pytest.raises(ConfigError, match="pid 7 on b"):
+        take(disk, "a")
+
+
+def test_another_runs_directory_is_refused_and_its_lock_left_free(disk: SimFileSystem) -> None:
+    take(disk, "a").lock.release()
+    before = disk.tree(RUN)
+    with pytest.raises(ConfigError, match="belongs to run 'evaluation-1', not 'evaluation-2'"):
+        take(disk, "b", "evaluation-2")
+    del before[layout.collector_pid(RUN)]
+    assert {path: data for path, data in disk.tree(RUN).items() if path in before} == before
+    assert not take(disk, "a").fresh
+    assert run(disk.view("x"), read_run_id(RUN)) == "evaluation-1"
+
+
+def test_checkpoints_of_an_unknown_run_are_not_taken_over(disk: SimFileSystem) -> None:
+    disk.make_dirs(RUN)
+    checkpoint(disk, "c1", Tokens())
+    with pytest.raises(ConfigError, match="unknown run"):
+        take(disk, "a")
+
+
+def test_a_power_cut_at_every_call_of_a_claim_leaves_a_directory_that_can_be_claimed() -> None:
+    for call in range(1000):
+        disk = SimFileSystem(random.Random(call), journalled=call % 2 == 0)
+        disk.make_dirs("/shared")
+        hit = strike(disk, call, after=False, error=PowerCut)
+        try:
+            take(disk, "a")
+        except PowerCut:
+            pass
+        disk.on_op = None
+        disk.crash("a")
+        claimed = take(disk, "b", token="00000002")
+        assert claimed.fresh == hit() or run(disk.view("x"), read_run_id(RUN)) == "evaluation-1"
+        disk.crash("b")
+        assert run(disk.view("x"), read_run_id(RUN)) == "evaluation-1"
+        if not hit():
+            assert call > 10
+            return
+    raise AssertionError("the claim never ended")
