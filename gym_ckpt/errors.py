@@ -9,6 +9,7 @@
     ├── NotLossless               a value that JSON cannot carry; names the path of the value
     ├── CoordinationError         a checkpoint or restore over several participants failed
     │   ├── NotReady              prepare missed its deadline; carries the blockers
+    │   ├── ParticipantFailed     one participant refused or could not be reached; carries which and the cause
     │   ├── InconsistentReplies   the participants' replies contradict each other; nothing may be published
     │   └── NotCheckpointable     this gym has no participating policy model, or a server cannot be reached
     └── ProtocolError             has a wire code and a status (table below)
@@ -71,6 +72,16 @@ class NotReady(CoordinationError):
         super().__init__(detail)
         self.blockers = tuple(blockers)
         self.blocker_count = blocker_count
+
+
+class ParticipantFailed(CoordinationError):
+    """One participant refused an operation (`error` is its typed error) or could not be reached in time."""
+
+    def __init__(self, server: str, operation: str, error: GymCkptError) -> None:
+        code = f"{error.code}: " if isinstance(error, ProtocolError) else ""
+        super().__init__(f"{operation} on {server}: {code}{error}")
+        self.server = server
+        self.error = error
 
 
 class InconsistentReplies(CoordinationError):

@@ -1,0 +1,433 @@
+"""Coordination: drives the participants of a gym through a checkpoint, a restore, a retire, in the right order.
+
+Keeps nothing durable and decides nothing that `gym_ckpt.core.coordination` can. Every call is repeated until its
+deadline: operations are idempotent, so a lost reply is never a lost checkpoint. What was opened is always resumed,
+shielded from cancellation and bounded in time; a participant that cannot be reached then ends by its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from gym_ckpt.core import coordination as rules
+from gym_ckpt.core.coordination import Committed, Member, Stages
+from gym_ckpt.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    GymCkptError,
+    NotCheckpointable,
+    NotReady,
+    ParticipantFailed,
+    TransportError,
+    Unavailable,
+)
+from gym_ckpt.limits import (
+    CONTROL_ATTEMPT_TIMEOUT_S,
+    CONTROL_RETRY_FIRST_S,
+    CONTROL_RETRY_MAX_S,
+    DISCOVERY_BUDGET_S,
+    RESUME_BUDGET_S,
+    RETIRE_BUDGET_S,
+)
+from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.peer import PeerRefused, accepted
+from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire.messages import (
+    CONTROL_PREFIX,
+    CommitReply,
+    CommitRequest,
+    ForgetReply,
+    ForgetRequest,
+    PrepareReply,
+    PrepareRequest,
+    RenewReply,
+    RenewRequest,
+    RestoreReply,
+    RestoreRequest,
+    ResumeReply,
+    ResumeRequest,
+    RetireReply,
+    RetireRequest,
+    Status,
+    decode,
+    encode,
+    refs,
+)
+
+R = TypeVar("R")
+M = TypeVar("M", bound=msgspec.Struct)
+Item = TypeVar("Item")
+T = TypeVar("T")
+Times = tuple[float, float]
+"""`deadline_ts` on the receiver's clock, and `budget_s`."""
+
+
+class Coordination:
+    """The participants of one gym, as its controller drives them.
+
+    Args:
+        servers: name → base url of every configured server, participants or not.
+        token: the gym's control token.
+    """
+
+    def __init__(self, servers: Mapping[str, str], token: str, ports: Ports) -> None:
+        self._servers = dict(servers)
+        self._headers = (("authorization", f"Bearer {token}"), ("content-type", "application/json"))
+        self._ports = ports
+        self._members: tuple[Member, ...] = ()
+
+    async def discover(self) -> tuple[Member, ...]:
+        """Ask every server for its status. A 404 takes no part; whoever cannot be asked makes checkpoints unsafe.
+
+        Raises:
+            NotCheckpointable: a server cannot be asked in time, or no policy model takes part.
+        """
+        found = await self._each(list(self._servers.items()), self._discover_one)
+        members = tuple(member for member in found if member is not None)
+        if not any(member.kind is Kind.MODEL for member in members):
+            raise NotCheckpointable("no policy-model server takes part in checkpoints: set `checkpoint` on the gym")
+        self._members = members
+        return members
+
+    async def statuses(self, budget_s: float = DISCOVERY_BUDGET_S) -> dict[str, Status]:
+        """The status of every participant, by server name. Raises `ParticipantFailed`."""
+        until = anyio.current_time() + budget_s
+        members = self._members or await self.discover()
+        replies = await self._each(members, lambda member: self._status(member.name, member.url, until))
+        return {member.name: status for member, status in zip(members, replies, strict=True) if status is not None}
+
+    @asynccontextmanager
+    async def prepared(self, checkpoint_id: str, budget_s: float) -> AsyncIterator[OpenCheckpoint]:
+        """Prepare every participant; while the body runs, keep the lease; on the way out always resume.
+
+        Args:
+            budget_s: seconds for the whole checkpoint; the commit gets what prepare has left.
+
+        Raises:
+            NotReady: some participant was not ready in time; everything has been resumed.
+            CoordinationError: a participant failed; everything has been resumed.
+        """
+        await self.discover()
+        until = anyio.current_time() + budget_s
+        opened = OpenCheckpoint(self, checkpoint_id, until)
+        try:
+            async with anyio.create_task_group() as renewing:
+                try:
+                    await self._prepare(opened)
+                    renewing.start_soon(self._keep_lease, checkpoint_id, budget_s)
+                    yield opened
+                finally:
+                    renewing.cancel_scope.cancel()
+                    if not opened.stays_closed:
+                        with anyio.CancelScope(shield=True):
+                            await self._resume_all(checkpoint_id)
+        except BaseExceptionGroup as group:
+            # The body's own error, which the task group has wrapped: nothing else here raises.
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+
+    async def restore(
+        self, restore_id: str, checkpoint_dir: str, scope: Iterable[EpisodeId], budget_s: float
+    ) -> frozenset[EpisodeId]:
+        """Restore the scope on every participant, all or nothing (INV-60); everything stays closed until `resume`.
+
+        Returns: the attempts (N+1) that will continue.
+
+        Raises:
+            CoordinationError: it failed somewhere; N+1 is retired everywhere, and everything has been resumed.
+        """
+        await self.discover()
+        wanted = sorted(set(scope))
+        until = anyio.current_time() + budget_s
+
+        def request(times: Times) -> RestoreRequest:
+            return RestoreRequest(
+                checkpoint_id=restore_id,
+                checkpoint_dir=checkpoint_dir,
+                episode_ids=refs(wanted),
+                deadline_ts=times[0],
+                budget_s=times[1],
+            )
+
+        done = False
+        try:
+            replies = await self._each(
+                self._members, lambda member: self._call(member, "restore", request, RestoreReply, until)
+            )
+            installed = rules.installed(wanted, list(zip(self._members, replies, strict=True)))
+            done = True
+            return installed
+        finally:
+            if not done:
+                with anyio.CancelScope(shield=True):
+                    await self._undo_restore(restore_id, [episode.next() for episode in wanted])
+
+    async def resume(self, checkpoint_id: str) -> None:
+        """End a checkpoint or a restore everywhere.
+
+        Raises:
+            ParticipantFailed: the first that could not be resumed in time; the others were, and its lease will end it.
+        """
+        failures = await self._resume_all(checkpoint_id)
+        if failures:
+            raise failures[0]
+
+    async def retire(self, episodes: Iterable[EpisodeId], budget_s: float = RETIRE_BUDGET_S) -> None:
+        """Stop and free these attempts, and earlier ones, everywhere. Only while no checkpoint is open.
+
+        Raises:
+            ParticipantFailed: the first that did not, after the others have; repeat the whole.
+        """
+        wanted = sorted(set(episodes))
+        if wanted:
+            await self._in_stages(rules.RETIRE, lambda member, until: self._retire_one(member, wanted, until), budget_s)
+
+    async def forget(self, rollout_ids: Iterable[str], budget_s: float = RETIRE_BUDGET_S) -> None:
+        """Stop refusing late calls of these rollouts, and drop what is kept per rollout. Raises as `retire`."""
+        wanted = sorted(set(rollout_ids))
+
+        def request(times: Times) -> ForgetRequest:
+            return ForgetRequest(rollout_ids=wanted, deadline_ts=times[0], budget_s=times[1])
+
+        async def one(member: Member, until: float) -> None:
+            await self._call(member, "forget", request, ForgetReply, until)
+
+        if wanted:
+            await self._in_stages(rules.RETIRE, one, budget_s)
+
+    # Steps.
+
+    async def _prepare(self, opened: OpenCheckpoint) -> None:
+        def request(times: Times) -> PrepareRequest:
+            return PrepareRequest(checkpoint_id=opened.checkpoint_id, deadline_ts=times[0], budget_s=times[1])
+
+        restarts: set[EpisodeId] = set()
+        for stage in rules.stages(rules.PREPARE, self._members):
+            replies = await self._each(
+                stage, lambda member: self._call(member, "prepare", request, PrepareReply, opened.until)
+            )
+            if not all(reply.report.ready for reply in replies):
+                blockers, count = rules.merged(reply.report for reply in replies)
+                names = ", ".join(member.name for member in stage)
+                raise NotReady(
+                    f"{names} not ready in time, blocked by {count} episode(s): {', '.join(blockers[:5]) or 'unknown'}",
+                    blockers=blockers,
+                    blocker_count=count,
+                )
+            restarts |= {EpisodeId.from_key(key) for reply in replies for key in reply.report.restarts}
+            await self._ports.probe("coordination.stage_prepared")
+        statuses = await self.statuses(opened.until - anyio.current_time())
+        opened.restarts = frozenset(restarts)
+        opened.live = frozenset(EpisodeId.from_key(key) for status in statuses.values() for key in status.live)
+
+    async def commit(
+        self, opened: OpenCheckpoint, checkpoint_dir: str, scope: Iterable[EpisodeId], stop: bool
+    ) -> Committed:
+        """Commit on every participant; see `OpenCheckpoint.commit`."""
+        wanted = sorted(set(scope))
+
+        def request(times: Times) -> CommitRequest:
+            return CommitRequest(
+                checkpoint_id=opened.checkpoint_id,
+                checkpoint_dir=checkpoint_dir,
+                episode_ids=refs(wanted),
+                stop=stop,
+                deadline_ts=times[0],
+                budget_s=times[1],
+            )
+
+        replies = await self._each(
+            self._members, lambda member: self._call(member, "commit", request, CommitReply, opened.until)
+        )
+        return rules.committed(wanted, list(zip(self._members, replies, strict=True)))
+
+    async def _keep_lease(self, checkpoint_id: str, budget_s: float) -> None:
+        """Renew often enough that the lease of a checkpoint in progress never runs out."""
+
+        def request(times: Times) -> RenewRequest:
+            return RenewRequest(checkpoint_id=checkpoint_id, deadline_ts=times[0], budget_s=times[1])
+
+        async def one(member: Member) -> None:
+            try:
+                until = anyio.current_time() + budget_s
+                await self._call(member, "renew", request, RenewReply, until)
+            except CoordinationError as error:
+                self._ports.tracer.emit("coordination.renew_failed", server=member.name, why=str(error))
+
+        while True:
+            await anyio.sleep(budget_s / 3)
+            await self._each(self._members, one)
+
+    async def _undo_restore(self, restore_id: str, installed: Sequence[EpisodeId]) -> None:
+        """Retire N+1 everywhere, then resume: admission stays closed until the failed restore's state is gone."""
+        try:
+            await self.retire(installed)
+        except CoordinationError as error:
+            # One that is still importing, or out of reach: its resume or its lease discards and retires.
+            self._ports.tracer.emit("coordination.undo_failed", why=str(error))
+        await self._resume_all(restore_id)
+
+    async def _resume_all(self, checkpoint_id: str) -> list[CoordinationError]:
+        """Resume stage by stage, going on past who fails; what failed."""
+
+        def request(times: Times) -> ResumeRequest:
+            return ResumeRequest(checkpoint_id=checkpoint_id, deadline_ts=times[0], budget_s=times[1])
+
+        async def one(member: Member) -> CoordinationError | None:
+            try:
+                until = anyio.current_time() + RESUME_BUDGET_S
+                await self._call(member, "resume", request, ResumeReply, until)
+            except CoordinationError as error:
+                self._ports.tracer.emit("coordination.resume_failed", server=member.name, why=str(error))
+                return error
+            return None
+
+        failures: list[CoordinationError] = []
+        for stage in rules.stages(rules.RESUME, self._members):
+            failures += [error for error in await self._each(stage, one) if error is not None]
+        return failures
+
+    async def _retire_one(self, member: Member, wanted: Sequence[EpisodeId], until: float) -> None:
+        def request(times: Times) -> RetireRequest:
+            return RetireRequest(episode_ids=refs(wanted), deadline_ts=times[0], budget_s=times[1])
+
+        await self._call(member, "retire", request, RetireReply, until)
+
+    async def _in_stages(self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float) -> None:
+        if not self._members:
+            await self.discover()
+        until = anyio.current_time() + budget_s
+        failures: list[CoordinationError] = []
+
+        async def guarded(member: Member) -> None:
+            try:
+                await one(member, until)
+            except CoordinationError as error:
+                failures.append(error)
+
+        for stage in rules.stages(order, self._members):
+            await self._each(stage, guarded)
+        if failures:
+            raise failures[0]
+
+    # Calls.
+
+    async def _discover_one(self, server: tuple[str, str]) -> Member | None:
+        name, url = server
+        asked = self._ports.clock.wall()
+        try:
+            status = await self._status(name, url, anyio.current_time() + DISCOVERY_BUDGET_S)
+        except ParticipantFailed as error:
+            raise NotCheckpointable(f"server {name} cannot be asked for its status ({error.error})") from None
+        if status is None:
+            return None
+        middle = (asked + self._ports.clock.wall()) / 2
+        return Member(name, url, Kind(status.kind), status.server_time - middle)
+
+    async def _status(self, name: str, url: str, until: float) -> Status | None:
+        async def once(timeout_s: float) -> Status | None:
+            target = f"{url}{CONTROL_PREFIX}status"
+            reply = await self._ports.control.request("GET", target, headers=self._headers, timeout_s=timeout_s)
+            return None if reply.status == 404 else decode(accepted(target, reply).body, Status)
+
+        return await self._repeated(name, "status", once, until)
+
+    async def _call(
+        self,
+        member: Member,
+        operation: str,
+        request: Callable[[Times], msgspec.Struct],
+        reply_type: type[M],
+        until: float,
+    ) -> M:
+        """One operation on one participant, repeated until it is answered or `until` has passed.
+
+        Raises:
+            ParticipantFailed: it refused, or could not be reached in time.
+        """
+        target = f"{member.url}{CONTROL_PREFIX}{operation}"
+
+        async def once(timeout_s: float) -> M:
+            left = max(until - anyio.current_time(), 0.0)
+            times = (self._ports.clock.wall() + member.skew_s + left, left)
+            body = encode(request(times))
+            await self._ports.probe(f"coordination.before_{operation}")
+            reply = await self._ports.control.request(
+                "POST", target, headers=self._headers, body=body, timeout_s=timeout_s
+            )
+            await self._ports.probe(f"coordination.after_{operation}")
+            return decode(accepted(target, reply).body, reply_type)
+
+        return await self._repeated(member.name, operation, once, until)
+
+    async def _repeated(self, server: str, operation: str, once: Callable[[float], Awaitable[R]], until: float) -> R:
+        pause = CONTROL_RETRY_FIRST_S
+        while True:
+            left = max(until - anyio.current_time(), 0.0)
+            try:
+                # A reply that the receiver holds back until the deadline needs a little longer than that to arrive.
+                return await once(min(left, CONTROL_ATTEMPT_TIMEOUT_S) + CONTROL_RETRY_MAX_S)
+            except (TransportError, Unavailable, DeadlineExceeded) as error:
+                failure: GymCkptError = error
+            except GymCkptError as error:
+                if isinstance(error, PeerRefused) and error.status >= 500:
+                    failure = error
+                else:
+                    raise ParticipantFailed(server, operation, error) from None
+            if anyio.current_time() + pause >= until:
+                raise ParticipantFailed(server, operation, failure)
+            await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
+            pause = min(pause * 2, CONTROL_RETRY_MAX_S)
+
+    async def _each(self, items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> list[T]:
+        """`one` for every item at the same time; results in order. Waits for all; then raises the first error."""
+        results: dict[int, T] = {}
+        failures: dict[int, GymCkptError] = {}
+
+        async def run(index: int, item: Item) -> None:
+            try:
+                results[index] = await one(item)
+            except GymCkptError as error:
+                failures[index] = error
+
+        async with anyio.create_task_group() as tasks:
+            for index, item in enumerate(items):
+                tasks.start_soon(run, index, item)
+        if failures:
+            raise failures[min(failures)]
+        return [results[index] for index in range(len(items))]
+
+
+class OpenCheckpoint:
+    """A checkpoint that every participant has prepared.
+
+    `restarts`: episodes that some participant cannot capture. `live`: episodes that hold state anywhere. `until`: the
+    deadline, on the monotonic clock.
+    """
+
+    def __init__(self, coordination: Coordination, checkpoint_id: str, until: float) -> None:
+        self._coordination = coordination
+        self.checkpoint_id = checkpoint_id
+        self.until = until
+        self.restarts: frozenset[EpisodeId] = frozenset()
+        self.live: frozenset[EpisodeId] = frozenset()
+        self.stays_closed = False
+
+    async def commit(self, checkpoint_dir: str, scope: Iterable[EpisodeId], *, stop: bool = False) -> Committed:
+        """Make the scope durable on every participant and check their replies. `stop`: nobody will resume.
+
+        Raises:
+            InconsistentReplies: the replies contradict each other or the scope; publish nothing.
+            ParticipantFailed: a participant failed, or its reply did not come in time.
+        """
+        return await self._coordination.commit(self, checkpoint_dir, scope, stop)
+
+    def leave_closed(self) -> None:
+        """Do not resume on the way out: the controller stops (INV-92)."""
+        self.stays_closed = True
