@@ -29,7 +29,7 @@ from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, accepted, call, refusal, repeated
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import decode
+from gym_ckpt.wire.messages import decode, encode, plain
 
 
 class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -259,7 +259,7 @@ class AgentParticipant(Participant):
 
     async def _started(self, asked: dict[str, Session]) -> frozenset[str]:
         refs = [CallRef(session.episode.key, call_id) for call_id, session in asked.items()]
-        body = json.dumps(msgspec.to_builtins(StartedRequest(refs)))
+        body = encode(StartedRequest(refs))
         headers = (("authorization", f"Bearer {self._token}"),)
         url = self._model_url + STARTED_PATH
         try:
@@ -280,7 +280,7 @@ class AgentParticipant(Participant):
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         held = [self._sessions[episode] for episode in sorted(scope) if episode in self._sessions]
-        return [Record(each.episode, msgspec.to_builtins(_Exported(each.opened, each.state))) for each in held]
+        return [Record(each.episode, plain(_Exported(each.opened, each.state))) for each in held]
 
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -29,7 +29,7 @@ from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, call
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import EpisodeRef
+from gym_ckpt.wire.messages import EpisodeRef, plain
 
 
 class RunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -264,7 +264,7 @@ class EnvironmentParticipant(Participant):
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         held = [(episode, self._episodes[episode]) for episode in sorted(scope) if episode in self._episodes]
-        return [Record(episode, msgspec.to_builtins(each.state)) for episode, each in held]
+        return [Record(episode, plain(each.state)) for episode, each in held]
 
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -26,6 +26,7 @@ from gym_ckpt.runtime.install import CONTROL_ROOT, HEALTH
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import plain
 from gym_ckpt.wire.sse import SseParser, StartDetector
 
 CALL_ID = "x-ng-model-call-id"
@@ -168,7 +169,7 @@ class ModelParticipant(Participant):
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         held = [(episode, self._rows[episode]) for episode in sorted(scope) if episode in self._rows]
-        return [Record(episode, msgspec.to_builtins(_Rows(rows))) for episode, rows in held]
+        return [Record(episode, plain(_Rows(rows))) for episode, rows in held]
 
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:

@@ -19,7 +19,7 @@ from gym_ckpt.limits import DATA_BODY_MAX_BYTES
 from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, error_reply
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, encode, error_reply
 
 EPISODE = "gym_ckpt.episode"
 """Scope key under which the context middleware leaves the `EpisodeId` of a tagged call."""
@@ -123,7 +123,7 @@ class Route:
 
 def answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:
     """`value` (a message struct or plain data) as a JSON response."""
-    return Answer(json.dumps(msgspec.to_builtins(value)), status, headers)
+    return Answer(encode(value), status, headers)
 
 
 async def respond(send: Send, reply: Answer) -> None:

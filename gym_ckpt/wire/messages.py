@@ -168,9 +168,23 @@ class ErrorReply(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+def plain(message: Any) -> Any:
+    """A message, or plain data with messages in it, as JSON data: structs as objects, tuples as lists.
+
+    Only for types of our own: state of an author's goes into a record as it is, so that a tuple in it is refused.
+    """
+    return _lists(msgspec.to_builtins(message, builtin_types=(bytes,)))
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(each) for key, each in value.items()}
+    return [_lists(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def encode(message: Any) -> bytes:
     """Bytes of a message struct (lossless JSON)."""
-    return json.dumps(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    return json.dumps(plain(message))
 
 
 def decode(body: bytes, kind: type[M]) -> M:
