@@ -35,7 +35,7 @@ def claim(run_dir: str, run_id: str, note: str, attempt_token: str) -> Job[Owner
     """
 
     def job(fs: FileSystem) -> Generator[str, None, Ownership]:
-        yield from make_dirs(fs, run_dir, layout.checkpoints_dir(run_dir))
+        yield from make_dirs(fs, run_dir, layout.run_file(run_dir))
         yield "claim.sync_parent"
         try:
             fs.fsync_dir(layout.parent_of(run_dir))
@@ -48,6 +48,8 @@ def claim(run_dir: str, run_id: str, note: str, attempt_token: str) -> Job[Owner
             raise ConfigError(f"{run_dir} is in use by another collector ({_note(fs, pid_file)}): stop it first")
         try:
             fresh = yield from _claim_run(fs, run_dir, run_id, attempt_token)
+            # Made here, so that no participant has to make and sync a directory of the run itself.
+            yield from make_dirs(fs, layout.checkpoints_dir(run_dir), layout.checkpoints_dir(run_dir))
         except Exception:
             lock.release()
             raise

@@ -37,6 +37,7 @@ def write_records(
     """Write all records of one participant and publish its manifest, or leave no manifest.
 
     Args:
+        checkpoint_dir: made if need be; the directory that holds it should stand durably already (`claim` sees to it).
         attempt_token: fresh lower-case hexadecimal; never used before in this directory.
 
     Raises (by the job):

@@ -18,7 +18,7 @@ def made(seed: int = 0, **options: bool) -> SimFileSystem:
 
 
 def outcomes(
-    build: object, *, journalled: bool, torn: bool = True, seeds: int = 300
+    build: Callable[[SimFileSystem], None], *, journalled: bool, torn: bool = True, seeds: int = 300
 ) -> set[tuple[tuple[str, bytes], ...]]:
     """Every tree that a crash of `a` left over many seeds."""
     seen = set()
