@@ -58,7 +58,7 @@ class Row:
     failures: int = 0
     lost: int = 0
     restored: bool = False
-    """In flight from a restored attempt: goes back to RESTORED when its dispatch could not be logged."""
+    """This attempt continues a checkpoint; sent but not logged, it goes back to RESTORED."""
     marked: bool = False
     """Servers may hold a mark on earlier attempts, to be forgotten when the row is finished for good."""
 
@@ -202,11 +202,16 @@ class Collection:
         self._move(row, RowState.RETIRING)
         return Verdict.AGAIN
 
-    def restore_failed(self) -> None:
-        """Nothing of the checkpoint was installed: the attempts it would have had are given up (N+1, then N+2)."""
+    def restore_failed(self, episodes: Iterable[EpisodeId]) -> None:
+        """These attempts (N+1) were not installed after all, and are given up: retired, then N+2 from input."""
+        gone = {episode.rollout_id for episode in episodes}
         queue = self._queues[RowState.RESTORED]
-        while queue:
-            self._move(self._rows[queue.popleft()], RowState.RETIRING)
+        kept = [name for name in queue if name not in gone]
+        assert len(kept) + len(gone) == len(queue), "only a row that waits restored can fail to be"
+        for name in [name for name in queue if name in gone]:
+            self._move(self._rows[name], RowState.RETIRING)
+        queue.clear()
+        queue.extend(kept)
 
     # ------------------------------------------------------------------------------------------- checkpoint
 
@@ -236,7 +241,7 @@ class Collection:
         return tuple(self._rows[name].episode for name, _ in zip(self._retiring, range(limit), strict=False))
 
     def retired(self, episodes: Iterable[EpisodeId]) -> list[EpisodeId]:
-        """These attempts are retired everywhere; their rows wait for the next attempt. Returns those given up instead."""
+        """These attempts are retired everywhere; their rows wait for the next one. Returns those given up instead."""
         given_up = []
         for episode in episodes:
             row = self._rows[episode.rollout_id]

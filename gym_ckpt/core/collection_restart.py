@@ -34,8 +34,8 @@ class DispatchHistory:
         self._last: dict[str, tuple[int, bool]] = {}
 
     def add(self, episode: EpisodeId, *, restored: bool) -> None:
-        """One line of the log: the attempt is about to be sent, or (`restored`) its state was installed on the servers."""
-        last, was_restored = self._last.get(episode.rollout_id, (-1, False))
+        """One line of the log: the attempt is about to be sent, or (`restored`) its state is on the servers."""
+        last, _ = self._last.get(episode.rollout_id, (-1, False))
         if episode.attempt > last:
             self._last[episode.rollout_id] = (episode.attempt, restored)
         elif episode.attempt == last and restored:
@@ -71,7 +71,7 @@ class FailureHistory:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How a run begins. `rows`: all, in input order; `to_restore`: the checkpointed attempts (N) to continue, sorted."""
+    """How a run begins. `rows`: all, in input order. `to_restore`: the checkpointed attempts (N) to continue."""
 
     rows: tuple[Row, ...]
     to_restore: tuple[EpisodeId, ...]

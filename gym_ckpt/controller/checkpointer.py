@@ -1,0 +1,113 @@
+"""When checkpoints are taken: asked for by a signal or the timer, and once more to stop (INV-96).
+
+A missed prepare names its blockers; they are retired, and the prepare is tried again `retry_prepare` times. How one
+checkpoint is taken is in `gym_ckpt.controller.taking`.
+"""
+
+from __future__ import annotations
+
+import anyio
+
+from gym_ckpt.controller.housekeeping import Housekeeping, why
+from gym_ckpt.controller.shared import Shared
+from gym_ckpt.controller.taking import Missed, Taken, Taking
+from gym_ckpt.errors import GymCkptError
+
+
+class Checkpointer:
+    """This run's checkpoints. `taken`: those published, in order. `stopped`: see `run`."""
+
+    def __init__(self, shared: Shared, taking: Taking, housekeeping: Housekeeping) -> None:
+        self._shared = shared
+        self._taking = taking
+        self._housekeeping = housekeeping
+        self.taken: list[Taken] = []
+        self.stopped = False
+        self.failure: str | None = None
+        """Once stopped: why the stop has no checkpoint of its own, if it has none."""
+        self.nothing_to_save = False
+        """... which is because no row was in flight."""
+
+    @property
+    def previous(self) -> str | None:
+        """The checkpoint in force, None before the first."""
+        return self._taking.previous
+
+    @property
+    def left_closed(self) -> bool:
+        """The servers were told that this run stops: they are in no state to be called."""
+        return self._taking.left_closed
+
+    async def run(self) -> None:
+        """Take checkpoints until a stop is complete (`stopped`) or this is cancelled."""
+        interrupts = self._shared.interrupts
+        while not self.stopped:
+            if not (interrupts.stopping or interrupts.checkpoint or await self._timer()):
+                continue
+            stopping = interrupts.stopping
+            interrupts.checkpoint = False
+            if stopping and not self._shared.collection.unfinished_started:
+                self.nothing_to_save = True
+                self._stop("no row was in flight")
+            else:
+                self._conclude(stopping, await self._take())
+
+    def _conclude(self, stopping: bool, result: Taken | str) -> None:
+        """What a checkpoint, or the reason for having none, means; `stopping`: a stop was asked for before it began."""
+        if isinstance(result, Taken):
+            self.taken.append(result)
+            if self.left_closed:
+                self._stop(None)
+        elif stopping:
+            self._stop(result)
+
+    def _stop(self, failure: str | None) -> None:
+        self.stopped, self.failure = True, failure
+        self._shared.ended.set()
+
+    async def _timer(self) -> bool:
+        """Until a signal or the timer; True when the timer fired while rows are in flight."""
+        every_s = self._shared.settings.checkpoint_every_s
+        with anyio.move_on_after(every_s):
+            await self._shared.interrupts.wake.wait()
+            return False
+        return self._shared.collection.counts().in_flight > 0
+
+    async def _take(self) -> Taken | str:
+        """A checkpoint, or why there is none after all tries."""
+        shared = self._shared
+        tries = 1 + shared.settings.retry_prepare
+        failure = ""
+        for last in [False] * (tries - 1) + [True]:
+            async with shared.checkpoint_lock:
+                try:
+                    return await self._closed_take()
+                except Missed as missed:
+                    failure = str(missed)
+                    shared.ports.tracer.emit("collector.checkpoint_failed", reason=failure)
+                    shared.progress.message(f"no checkpoint: {failure}; {self._in_force()}")
+                    if last or not missed.blockers:
+                        break
+                    blockers = [episode for episode in missed.blockers if shared.collection.is_current(episode)]
+                for episode in blockers:
+                    shared.collection.lost(episode)
+                try:
+                    await self._housekeeping.retire_waiting()
+                except (GymCkptError, ExceptionGroup) as error:
+                    return f"{failure}; its blockers could not be retired ({why(error)})"
+        return failure
+
+    async def _closed_take(self) -> Taken:
+        """One try, with no row starting until it is over, or ever again when the run stops with it."""
+        shared = self._shared
+        async with shared.dispatch_gate:
+            shared.collection.open_checkpoint()
+            try:
+                return await self._taking.take()
+            finally:
+                if not self.left_closed:
+                    shared.collection.close_checkpoint()
+                    shared.changed()
+
+    def _in_force(self) -> str:
+        return f"checkpoint {self.previous} stays in force" if self.previous else "there is none before it"

@@ -1,0 +1,224 @@
+"""Rollout collection: tasks in, one row per rollout out, however often the run is preempted.
+
+`collect` puts the parts together: signals from the first line to the last, start-up, restore, the tasks of the run, the
+end. Whatever ends a run, rows that finished are in the output file and the checkpoint in force stays restorable.
+
+It runs unchanged in the simulator and must not know which world it is in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+
+from gym_ckpt.controller.checkpointer import Checkpointer
+from gym_ckpt.controller.housekeeping import Housekeeping
+from gym_ckpt.controller.interrupts import Interrupts
+from gym_ckpt.controller.outcome import Outcome, Summary, before_dispatch, complete, killed, stopped
+from gym_ckpt.controller.progress import Progress
+from gym_ckpt.controller.restoring import restore
+from gym_ckpt.controller.rollouts import Rollouts
+from gym_ckpt.controller.rows import failures_path
+from gym_ckpt.controller.settings import check
+from gym_ckpt.controller.shared import Coordination, Shared
+from gym_ckpt.controller.startup import Started, start
+from gym_ckpt.controller.summary import RowFigures, figures_of
+from gym_ckpt.controller.taking import Taking
+from gym_ckpt.core.collection import Collection
+from gym_ckpt.errors import GymCkptError
+from gym_ckpt.limits import ROWS_FLUSH_AT_STOP_S
+from gym_ckpt.ports import Lock, Ports
+from gym_ckpt.settings import CollectSettings
+from gym_ckpt.storage.files import reason
+
+__all__ = ["CollectSettings", "Outcome", "collect"]
+
+
+async def collect(
+    settings: CollectSettings,
+    coordination: Coordination | None,
+    environment_url: str,
+    ports: Ports,
+    progress: Progress,
+) -> Outcome:
+    """Collect every rollout of the input, continuing an earlier run where told to.
+
+    Args:
+        coordination: drives the servers' checkpoints; None where no server takes part (then no `checkpoint_dir`).
+        environment_url: of the server that runs episodes, such as `http://127.0.0.1:8000`.
+
+    Raises:
+        ConfigError: refused before anything was changed on a server.
+        GymCkptError: a file is damaged, or servers cannot be reached or checkpointed.
+        OSError: the files of the run cannot be read or written at its start.
+    """
+    check(settings, coordination)
+    interrupts = Interrupts(ports.tracer)
+    run = _Run(settings, coordination, environment_url, ports, progress, interrupts)
+    if settings.checkpoint_dir is None:
+        return await run.whole()
+    trouble: GymCkptError | OSError | None = None
+    outcome = None
+    async with ports.signals.listen() as signals, anyio.create_task_group() as listening:
+        listening.start_soon(interrupts.watch, signals)
+        try:
+            outcome = await run.whole()
+        except (GymCkptError, OSError) as error:
+            trouble = error  # raised below, where no group wraps it
+        listening.cancel_scope.cancel()
+    if trouble is not None:
+        raise trouble
+    assert outcome is not None, "a run ends in an outcome or in an error"
+    return outcome
+
+
+class _Run:
+    """One call of `collect`."""
+
+    def __init__(
+        self,
+        settings: CollectSettings,
+        coordination: Coordination | None,
+        environment_url: str,
+        ports: Ports,
+        progress: Progress,
+        interrupts: Interrupts,
+    ) -> None:
+        self._settings = settings
+        self._coordination = coordination
+        self._url = environment_url
+        self._ports = ports
+        self._progress = progress
+        self._interrupts = interrupts
+        self._run_id = ports.entropy.token(6)
+        self._lock: Lock | None = None
+        self._in_force: str | None = None
+        """The checkpoint that a restart would use, as far as is known."""
+
+    async def whole(self) -> Outcome:
+        """The run; however it ends, the directory is free and the screen is whole."""
+        outcome = None
+        try:
+            with self._interrupts.everything:
+                outcome = await self._from_start_to_end()
+        finally:
+            self._progress.stop()
+            if self._lock is not None:
+                self._lock.release()
+        if self._interrupts.killed:
+            outcome = killed(self._in_force)
+        assert outcome is not None, "only a second SIGTERM cancels a run"
+        self._ports.tracer.emit("collector.exit", status=outcome.exit_code, message=outcome.message)
+        return outcome
+
+    async def _from_start_to_end(self) -> Outcome:
+        started = None
+        with self._interrupts.abortable():
+            started = await self._start()
+        if started is None:
+            return before_dispatch(self._in_force)
+        shared = self._shared(started)
+        if self._coordination is not None and started.source is not None and started.restart.to_restore:
+            with self._interrupts.abortable():
+                await restore(shared, self._coordination, started.source, started.restart.to_restore)
+        self._interrupts.unstoppable()
+        if self._interrupts.stopping:
+            return before_dispatch(self._in_force)
+        return await self._send_rows(shared, started)
+
+    async def _start(self) -> Started:
+        await self._ports.probe("collector.start")
+        started = await start(self._settings, self._ports, self._run_id, self._progress.message)
+        self._lock = started.lock
+        self._in_force = started.source.checkpoint_id if started.source else None
+        if self._coordination is not None:
+            await self._coordination.discover()
+        return started
+
+    async def _send_rows(self, shared: Shared, started: Started) -> Outcome:
+        self._progress.start(shared.collection.counts())
+        housekeeping = Housekeeping(shared)
+        checkpointer = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(started.rows.run, shared.fail, self._progress.message)
+            tasks.start_soon(housekeeping.run)
+            tasks.start_soon(Rollouts(shared, self._url).run)
+            if self._settings.checkpoint_dir is not None and self._coordination is not None:
+                run_dir, in_force = self._settings.checkpoint_dir, self._in_force
+                taking = Taking(shared, self._coordination, run_dir, started.run, in_force)
+                checkpointer = Checkpointer(shared, taking, housekeeping)
+                tasks.start_soon(checkpointer.run)
+            shared.changed()
+            try:
+                await shared.ended.wait()
+                unwritten = await self._end(shared, housekeeping, checkpointer)
+            finally:
+                self._in_force = checkpointer.previous if checkpointer is not None else None
+            tasks.cancel_scope.cancel()
+        return await self._outcome(shared, started, checkpointer, unwritten)
+
+    def _shared(self, started: Started) -> Shared:
+        settings = self._settings
+        return Shared(
+            settings,
+            self._ports,
+            self._coordination,
+            run_id=self._run_id,
+            collection=Collection(
+                started.restart.rows, concurrency=settings.concurrency, max_attempts=settings.max_attempts
+            ),
+            tasks=started.input.tasks,
+            rows=started.rows,
+            journal=started.journal,
+            interrupts=self._interrupts,
+            progress=self._progress,
+        )
+
+    async def _end(
+        self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None
+    ) -> str | None:
+        """Let an open checkpoint end, forget what is left, make rows durable; returns why some are not."""
+        if shared.collection.done:
+            async with shared.checkpoint_lock:
+                closed = checkpointer is not None and checkpointer.left_closed
+            if not closed:
+                await housekeeping.forget_rest()
+        with anyio.move_on_after(ROWS_FLUSH_AT_STOP_S) as limit:
+            while True:
+                limit.deadline = max(limit.deadline, anyio.current_time() + ROWS_FLUSH_AT_STOP_S)
+                try:
+                    await shared.rows.sync()
+                    await shared.rows.close()
+                    return None
+                except OSError as error:
+                    if not shared.collection.done or shared.fatal is not None or self._interrupts.stopping:
+                        return reason(error)
+        return f"writing takes longer than {ROWS_FLUSH_AT_STOP_S:g} s"
+
+    async def _outcome(
+        self, shared: Shared, started: Started, checkpointer: Checkpointer | None, unwritten: str | None
+    ) -> Outcome:
+        counts = shared.collection.counts()
+        if shared.fatal is not None:
+            outcome = Outcome(1, shared.fatal)
+        elif unwritten is not None:
+            outcome = Outcome(1, f"some finished rows are not in {self._settings.output} ({unwritten})")
+        elif shared.collection.done or checkpointer is None:
+            outcome = complete(counts, failures_path(self._settings.output))
+        else:
+            outcome = stopped(counts, checkpointer.previous, checkpointer.failure, checkpointer.nothing_to_save)
+        try:
+            figures = await self._ports.disk.run(figures_of(self._settings.output))
+        except (OSError, ValueError) as error:
+            message = f"{outcome.message}; no figures: {error}"
+            outcome = replace(outcome, exit_code=outcome.exit_code or 1, message=message)
+            figures = RowFigures()
+        summary = Summary(
+            figures=figures,
+            counts=counts,
+            continued=shared.continued,
+            restarted=len(started.restart.survivors),
+            checkpoints=tuple(taken.checkpoint_id for taken in checkpointer.taken) if checkpointer is not None else (),
+        )
+        return replace(outcome, summary=summary)

@@ -1,0 +1,70 @@
+"""One `/run` on the environment server, and what its outcome means.
+
+A reply of any kind releases the episode on the servers; no reply means that it may still run, so that it must be
+retired (INV-93). It must not know what happens next to the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gym_ckpt.errors import TransportError
+from gym_ckpt.limits import REASON_MAX_CHARS
+from gym_ckpt.ports import HttpClient, Reply
+from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The episode's result, an object."""
+
+    result: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A reply that is no result."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No reply: the episode may have run, may be running, may never have begun."""
+
+    reason: str
+
+
+async def run_episode(http: HttpClient, url: str, episode: EpisodeId, task: bytes) -> Finished | Failed | Lost:
+    """Send the episode and wait for its reply, however long it takes: time-outs of episodes are the environment's."""
+    body = b'{"episode_id":{"rollout_id":%s,"attempt":%d},"task":%s}' % (
+        json.dumps(episode.rollout_id),
+        episode.attempt,
+        task,
+    )
+    headers = (("content-type", "application/json"),)
+    try:
+        reply = await http.request("POST", tagged(url, episode, "/run"), headers=headers, body=body)
+    except TransportError as error:
+        return Lost(f"{type(error).__name__}: {error}"[:REASON_MAX_CHARS])
+    return _read(reply)
+
+
+def _read(reply: Reply) -> Finished | Failed:
+    try:
+        value = json.loads(reply.body)
+    except ValueError as error:
+        return Failed(f"HTTP {reply.status}: the reply cannot be read ({error})")
+    if reply.status != 200:
+        typed = value.get("error") if isinstance(value, dict) else None
+        if isinstance(typed, dict):
+            return Failed(f"HTTP {reply.status} {typed.get('code')}: {typed.get('detail')}"[:REASON_MAX_CHARS])
+        return Failed(f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}")
+    if isinstance(value, dict) and value.get("status") == "finished" and isinstance(value.get("result"), dict):
+        return Finished(value["result"])
+    if isinstance(value, dict) and value.get("status") == "failed":
+        return Failed(str(value.get("reason"))[:REASON_MAX_CHARS])
+    return Failed("the environment's reply is neither finished with a result nor failed")

@@ -1,0 +1,104 @@
+"""Retiring attempts that got no reply, survivors of earlier runs among them, and forgetting finished rollouts.
+
+Both happen everywhere at once, in batches, under the checkpoint lock and so never inside a checkpoint (INV-93), and are
+repeated until they succeed: a row does not start its next attempt while the last may still run somewhere. A rollout is
+forgotten once its row is durable, since a row that a crash takes back runs again.
+
+It must not know why an attempt is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+
+from gym_ckpt.controller.shared import Shared
+from gym_ckpt.errors import GymCkptError
+from gym_ckpt.limits import (
+    COLLECT_RETRY_FIRST_S,
+    COLLECT_RETRY_MAX_S,
+    FORGET_AT_END_S,
+    FORGET_BATCH,
+    LOST_ATTEMPTS_MAX,
+    RETIRE_BATCH,
+)
+from gym_ckpt.types import EpisodeId
+
+
+class Housekeeping:
+    """The servers' bookkeeping of rows that ended or were lost."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    async def run(self) -> None:
+        """Retire and forget as rows need it, until cancelled."""
+        shared = self._shared
+        delay_s = COLLECT_RETRY_FIRST_S
+        while True:
+            if not shared.collection.to_retire and len(shared.collection.forget_batch(FORGET_BATCH)) < FORGET_BATCH:
+                await shared.housekeeping_wake.wait()
+                continue
+            await anyio.sleep(self._gather_s())
+            try:
+                async with shared.checkpoint_lock:
+                    await self.retire_waiting()
+                    if len(shared.collection.forget_batch(FORGET_BATCH)) == FORGET_BATCH:
+                        await self._forget(FORGET_BATCH)
+            except (GymCkptError, OSError, ExceptionGroup) as error:
+                shared.progress.message(f"retiring lost rows has to wait: {why(error)}")
+                await anyio.sleep(delay_s)
+                delay_s = min(2 * delay_s, COLLECT_RETRY_MAX_S)
+            else:
+                delay_s = COLLECT_RETRY_FIRST_S
+
+    async def retire_waiting(self) -> None:
+        """Retire everything that has to be; the caller holds the checkpoint lock.
+
+        Raises:
+            GymCkptError: some participant could not be reached; what was retired is retired again later.
+        """
+        shared = self._shared
+        while batch := shared.collection.retire_batch(RETIRE_BATCH):
+            await shared.ports.probe("collector.before_retire")
+            if shared.coordination is not None:
+                await shared.coordination.retire(batch)
+            await shared.ports.probe("collector.retired")
+            self._retired(batch)
+
+    async def forget_rest(self) -> None:
+        """At the end of a run: forget what is left, as far as that goes in `FORGET_AT_END_S`."""
+        with anyio.move_on_after(FORGET_AT_END_S):
+            try:
+                async with self._shared.checkpoint_lock:
+                    while self._shared.collection.to_forget:
+                        await self._forget(RETIRE_BATCH)
+            except (GymCkptError, OSError, ExceptionGroup) as error:
+                self._shared.progress.message(f"some finished rollouts could not be forgotten: {why(error)}")
+
+    async def _forget(self, limit: int) -> None:
+        shared = self._shared
+        batch = shared.collection.forget_batch(limit)
+        await shared.rows.sync()
+        if shared.coordination is not None:
+            await shared.coordination.forget(batch)
+        shared.collection.forgotten(batch)
+
+    def _retired(self, batch: Iterable[EpisodeId]) -> None:
+        shared = self._shared
+        for episode in shared.collection.retired(batch):
+            shared.rows.failed(episode, f"{LOST_ATTEMPTS_MAX} attempts ended without a reply", final=True)
+        shared.changed()
+
+    def _gather_s(self) -> float:
+        """Long enough that rows lost by one event are retired together, and longer while nothing replies at all."""
+        doublings = min(self._shared.losses_in_a_row // max(1, self._shared.settings.concurrency), 16)
+        return float(min(COLLECT_RETRY_FIRST_S * 2**doublings, COLLECT_RETRY_MAX_S))
+
+
+def why(error: Exception) -> str:
+    """One line for a person; of a group, its first member."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

@@ -1,0 +1,76 @@
+"""What signals ask of a run, from its first line to its last (INV-96).
+
+SIGUSR1: a checkpoint. SIGTERM: a checkpoint, then stop. A second SIGTERM: stop at once. Before anything was dispatched
+there is nothing to save, so the first SIGTERM ends that part by cancelling it. It must not know how a checkpoint is
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+
+from gym_ckpt.ports import Tracer
+
+
+class Wake:
+    """Wakes one waiting task; a `set` while nobody waits is kept."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Until the next `set`, or at once if one was kept."""
+        await self._event.wait()
+        self._event = anyio.Event()
+
+
+class Interrupts:
+    """Pending requests of one run."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.checkpoint = False
+        """A checkpoint was asked for and none has begun since."""
+        self.stopping = False
+        self.killed = False
+        self.wake = Wake()
+        self.everything = anyio.CancelScope()
+        """Around the whole run; cancelled by the second SIGTERM."""
+        self._tracer = tracer
+        self._abortable: anyio.CancelScope | None = None
+
+    async def watch(self, signals: AsyncIterator[str]) -> None:
+        """Take signals until cancelled."""
+        async for name in signals:
+            self.signal(name)
+
+    def signal(self, name: str) -> None:
+        """One signal, by its name."""
+        self._tracer.emit("collector.signal", signal=name)
+        if name == "SIGUSR1":
+            self.checkpoint = True
+        elif self.stopping:
+            self.killed = True
+            self.everything.cancel()
+        else:
+            self.stopping = True
+            if self._abortable is not None:
+                self._abortable.cancel()
+        self.wake.set()
+
+    def abortable(self) -> anyio.CancelScope:
+        """For `with`: a part of the run that the first SIGTERM ends; look at `stopping` after it."""
+        self._abortable = anyio.CancelScope()
+        if self.stopping:
+            self._abortable.cancel()
+        return self._abortable
+
+    def unstoppable(self) -> None:
+        """From here on rows are sent: the first SIGTERM takes a checkpoint."""
+        self._abortable = None

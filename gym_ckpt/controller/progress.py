@@ -1,0 +1,153 @@
+"""What a person sees of a run: finished, in flight, restored, failed, rate and the time left; and notable lines.
+
+Two looks: plain lines for logs and pipes, a bar on a terminal. Neither decides anything, and neither may fail a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from gym_ckpt.core.collection import Counts
+from gym_ckpt.limits import PROGRESS_EVERY_S
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichBar
+
+
+class Progress(Protocol):
+    """Where a run reports to. Called on the event loop: cheap, never raises."""
+
+    def start(self, counts: Counts) -> None:
+        """Rows stand like this before the first is dispatched; restored and finished ones are of earlier runs."""
+        ...
+
+    def update(self, counts: Counts) -> None:
+        """Something changed."""
+        ...
+
+    def message(self, text: str) -> None:
+        """A line worth reading."""
+        ...
+
+    def stop(self) -> None:
+        """The run is over, however it ended. Called once after `start`."""
+        ...
+
+
+class Pace:
+    """Rows per second and seconds left, from what was finished since the start of this run."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._began = anyio.current_time()
+        self._finished_before = counts.finished + counts.failed
+        self.restored = counts.restored
+
+    def rate(self, counts: Counts) -> float:
+        """Rows ended per second; 0 before the first."""
+        elapsed = anyio.current_time() - self._began
+        return (counts.finished + counts.failed - self._finished_before) / elapsed if elapsed > 0 else 0.0
+
+    def left_s(self, counts: Counts) -> float | None:
+        """Seconds until all rows have ended at this rate; None while there is no rate."""
+        rate = self.rate(counts)
+        return (counts.rows - counts.finished - counts.failed) / rate if rate > 0 else None
+
+    def line(self, counts: Counts) -> str:
+        left = self.left_s(counts)
+        return (
+            f"{counts.finished}/{counts.rows} finished, {counts.in_flight} in flight, {self.restored} restored, "
+            f"{counts.failed} failed, {self.rate(counts):.2f} rows/s, "
+            f"{'time left unknown' if left is None else f'about {span(left)} left'}"
+        )
+
+
+def span(seconds: float) -> str:
+    """A duration for people: `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class QuietProgress:
+    """Says nothing."""
+
+    def start(self, counts: Counts) -> None:
+        pass
+
+    def update(self, counts: Counts) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class PlainProgress:
+    """Lines, at most one of figures every `PROGRESS_EVERY_S`."""
+
+    def __init__(self, write: Callable[[str], Any]) -> None:
+        self._write = write
+        self._pace: Pace | None = None
+        self._next = 0.0
+
+    def start(self, counts: Counts) -> None:
+        self._pace = Pace(counts)
+        self._next = anyio.current_time() + PROGRESS_EVERY_S
+        self._write(
+            f"{counts.rows} rows: {counts.finished} finished before, {counts.restored} restored, {counts.failed} failed"
+        )
+
+    def update(self, counts: Counts) -> None:
+        now = anyio.current_time()
+        if self._pace is not None and now >= self._next:
+            self._next = now + PROGRESS_EVERY_S
+            self._write(self._pace.line(counts))
+
+    def message(self, text: str) -> None:
+        self._write(text)
+
+    def stop(self) -> None:
+        pass
+
+
+class RichProgress:
+    """A bar on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar: RichBar = Bar(
+            TextColumn("[bold]rollouts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}")
+        )
+        self._task = self._bar.add_task("rollouts", total=None, figures="")
+        self._pace: Pace | None = None
+
+    def start(self, counts: Counts) -> None:
+        self._pace = Pace(counts)
+        self._bar.start()
+        self.update(counts)
+
+    def update(self, counts: Counts) -> None:
+        if self._pace is None:
+            return
+        left = self._pace.left_s(counts)
+        figures = (
+            f"{counts.in_flight} in flight · {self._pace.restored} restored · {counts.failed} failed · "
+            f"{self._pace.rate(counts):.2f}/s · {'–' if left is None else span(left)} left"
+        )
+        self._bar.update(self._task, total=counts.rows, completed=counts.finished + counts.failed, figures=figures)
+
+    def message(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        self._bar.stop()

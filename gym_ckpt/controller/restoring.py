@@ -1,0 +1,67 @@
+"""Putting a checkpoint's rows back on the servers, before anything is dispatched (INV-94).
+
+All or nothing (INV-60): after a failure the attempts that the rows would have had are retired everywhere, and the rows
+start from input one attempt later. A restored attempt is in the dispatch log before the servers are opened. It must
+not know how a checkpoint was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+
+from gym_ckpt.controller.housekeeping import why
+from gym_ckpt.controller.published import Source
+from gym_ckpt.controller.shared import Coordination, Shared
+from gym_ckpt.errors import AlreadyServing, GymCkptError, ParticipantFailed
+from gym_ckpt.storage.files import reason
+from gym_ckpt.types import EpisodeId, keys
+
+
+async def restore(shared: Shared, coordination: Coordination, source: Source, wanted: tuple[EpisodeId, ...]) -> None:
+    """Restore `wanted` (the attempts that `source` holds) and open the servers; the collection knows the result."""
+    ports = shared.ports
+    restore_id = f"{shared.run_id}-restore"
+    began = anyio.current_time()
+    await ports.probe("collector.before_restore")
+    try:
+        installed = await coordination.restore(
+            restore_id, source.checkpoint_dir, wanted, shared.settings.checkpoint_timeout_s
+        )
+    except (GymCkptError, ExceptionGroup) as error:
+        shared.collection.restore_failed(episode.next() for episode in wanted)
+        shared.progress.message(f"{_refused(error)}: {len(wanted)} rows start from input")
+        return
+    await ports.probe("collector.restore_installed")
+    missing = {episode.next() for episode in wanted} - installed
+    if missing:
+        shared.collection.restore_failed(sorted(missing))
+        shared.progress.message(f"{len(missing)} rows were not in the checkpoint after all: they start from input")
+    shared.continued = len(installed)
+    await _log(shared, sorted(installed), source)
+    restore_s = round(anyio.current_time() - began, 6)
+    ports.tracer.emit(
+        "collector.restored", checkpoint_id=source.checkpoint_id, installed=keys(installed), restore_s=restore_s
+    )
+    try:
+        await coordination.resume(restore_id)
+    except (GymCkptError, ExceptionGroup) as error:
+        shared.progress.message(f"not every server could be opened after the restore, its lease will: {why(error)}")
+    shared.progress.message(f"{len(installed)} rows restored from checkpoint {source.checkpoint_id}")
+
+
+async def _log(shared: Shared, installed: Iterable[EpisodeId], source: Source) -> None:
+    """Unlogged, a restored attempt looks to the next run as if it had begun from input: safe, and its work is lost."""
+    assert shared.journal is not None, "a run that restores has a dispatch log"
+    try:
+        await shared.journal.restored(installed, source.checkpoint_id)
+    except OSError as error:
+        shared.progress.message(f"{shared.journal.path} cannot be written ({reason(error)})")
+
+
+def _refused(error: Exception) -> str:
+    """One line: why nothing was restored."""
+    if isinstance(error, ParticipantFailed) and isinstance(error.error, AlreadyServing):
+        return f"the servers stayed up over the restart and cannot take a checkpoint back; restart them too ({error})"
+    return f"the checkpoint could not be restored ({why(error)})"

@@ -1,0 +1,127 @@
+"""What the tasks of one collection run share, and the rules between them.
+
+Two locks, always taken in this order:
+
+  - `checkpoint_lock`: one checkpoint, retire or forget at a time (INV-93);
+  - `dispatch_gate`: rows are being sent, or a checkpoint is open (INV-90).
+
+It must not know what the tasks do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import anyio
+
+from gym_ckpt.controller.interrupts import Interrupts, Wake
+from gym_ckpt.controller.journal import DispatchLog
+from gym_ckpt.controller.progress import Progress
+from gym_ckpt.controller.rows import RowFiles
+from gym_ckpt.core.collection import Collection
+from gym_ckpt.ports import Ports
+from gym_ckpt.settings import CollectSettings
+from gym_ckpt.types import EpisodeId
+
+
+class Committed(Protocol):
+    """What every participant exported, once the replies were checked against each other and the scope."""
+
+    @property
+    def episodes(self) -> Iterable[EpisodeId]:
+        """Those that an environment owns, and so will be continued."""
+        ...
+
+
+class OpenCheckpoint(Protocol):
+    """All participants are prepared. `restarts`: cannot be captured; `live`: held by some participant."""
+
+    @property
+    def restarts(self) -> frozenset[EpisodeId]: ...
+
+    @property
+    def live(self) -> frozenset[EpisodeId]: ...
+
+    async def commit(self, checkpoint_dir: str, scope: Iterable[EpisodeId], *, stop: bool = False) -> Committed: ...
+
+    def leave_closed(self) -> None: ...
+
+
+class Coordination(Protocol):
+    """What collection asks of `gym_ckpt.controller.coordination`. Failures are `GymCkptError`s."""
+
+    async def discover(self) -> object: ...
+
+    def prepared(self, checkpoint_id: str, budget_s: float) -> AbstractAsyncContextManager[OpenCheckpoint]: ...
+
+    async def restore(
+        self, restore_id: str, checkpoint_dir: str, scope: Iterable[EpisodeId], budget_s: float
+    ) -> frozenset[EpisodeId]: ...
+
+    async def resume(self, checkpoint_id: str) -> None: ...
+
+    async def retire(self, episodes: Iterable[EpisodeId]) -> None: ...
+
+    async def forget(self, rollout_ids: Iterable[str]) -> None: ...
+
+
+class Shared:
+    """One run. `run_id`: of this process's run. `fatal`: why the run cannot go on, once that is known."""
+
+    def __init__(
+        self,
+        settings: CollectSettings,
+        ports: Ports,
+        coordination: Coordination | None,
+        *,
+        run_id: str,
+        collection: Collection,
+        tasks: Mapping[str, bytes],
+        rows: RowFiles,
+        journal: DispatchLog | None,
+        interrupts: Interrupts,
+        progress: Progress,
+    ) -> None:
+        self.settings = settings
+        self.ports = ports
+        self.coordination = coordination
+        self.run_id = run_id
+        self.collection = collection
+        self.tasks = tasks
+        self.rows = rows
+        self.journal = journal
+        self.interrupts = interrupts
+        self.progress = progress
+        self.checkpoint_lock = anyio.Lock()
+        self.dispatch_gate = anyio.Lock()
+        self.dispatch_wake = Wake()
+        self.housekeeping_wake = Wake()
+        self.ended = anyio.Event()
+        self.fatal: str | None = None
+        self.continued = 0
+        """Rows that this run took from a checkpoint."""
+        self.losses_in_a_row = 0
+        self.awaited: set[EpisodeId] = set()
+        """Episodes whose replies a checkpoint waits for."""
+        self.awaited_wake = Wake()
+
+    def changed(self) -> None:
+        """The collection changed: wake whoever may have something to do."""
+        if self.collection.done:
+            self.ended.set()
+        self.dispatch_wake.set()
+        self.housekeeping_wake.set()
+        self.progress.update(self.collection.counts())
+
+    def fail(self, reason: str) -> None:
+        """The run cannot go on."""
+        self.fatal = self.fatal or reason
+        self.ended.set()
+
+    def settled(self, episode: EpisodeId) -> None:
+        """The episode's `/run` is over, one way or another."""
+        if episode in self.awaited:
+            self.awaited.discard(episode)
+            self.awaited_wake.set()

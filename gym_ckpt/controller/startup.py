@@ -1,0 +1,170 @@
+"""From files to the first row: own the directory, read what earlier runs left, decide what each row does next.
+
+Nothing is dispatched here, and nothing on the servers changes (INV-94); a crash at any step leaves what was there, or
+less of what the run was told to forget. A run that starts over keeps its dispatch log: attempts of the forgotten run
+may still be running, and the new ones must be later (INV-38).
+
+It must not know how a checkpoint is restored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gym_ckpt.controller.input import Input, read_input
+from gym_ckpt.controller.journal import DispatchLog, HistoryReader, episode_of
+from gym_ckpt.controller.published import Source, newest_valid
+from gym_ckpt.controller.rows import RowFiles, failures_path
+from gym_ckpt.core.collection_restart import DispatchHistory, FailureHistory, Restart, plan_restart
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.ports import FileSystem, Job, Lock, Ports
+from gym_ckpt.settings import CollectSettings
+from gym_ckpt.storage import layout
+from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
+from gym_ckpt.storage.ownership import claim, read_run_id
+from gym_ckpt.storage.pruning import forget_all
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run that may begin. `run`: fingerprint of input and output; `lock`, `journal`: with a checkpoint_dir only."""
+
+    input: Input
+    run: str
+    rows: RowFiles
+    restart: Restart
+    source: Source | None
+    journal: DispatchLog | None
+    lock: Lock | None
+
+
+async def start(settings: CollectSettings, ports: Ports, run_id: str, say: Say) -> Started:
+    """Everything before the servers are asked for anything.
+
+    Raises:
+        ConfigError: the input, the output or the directory cannot be used as configured.
+        InvalidCheckpointState: a file is damaged, or no checkpoint is valid.
+        OSError: as the file system says.
+    """
+    read = await ports.disk.run(read_input(settings.input, settings.repeats))
+    run = hashlib.sha256(f"{read.digest} {settings.output}".encode()).hexdigest()
+    if settings.checkpoint_dir is None:
+        await ports.disk.run(refuse_existing(settings.output))
+        rows = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
+        return Started(read, run, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None, None)
+    if await ports.disk.run(read_run_id(settings.checkpoint_dir)) is None:
+        await ports.disk.run(refuse_existing(settings.output))
+    owned = await ports.disk.run(claim(settings.checkpoint_dir, run, f"{ports.pid}\n", ports.entropy.token()))
+    try:
+        return replace(await _owned(settings, settings.checkpoint_dir, ports, read, run, run_id, say), lock=owned.lock)
+    except BaseException:
+        owned.lock.release()
+        raise
+
+
+async def _owned(
+    settings: CollectSettings, run_dir: str, ports: Ports, read: Input, run: str, run_id: str, say: Say
+) -> Started:
+    if not settings.resume_from_cache:
+        await ports.disk.run(forget_all(run_dir))
+        await ports.disk.run(_remove([failures_path(settings.output), settings.output]))
+    rows, finished, failures = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
+    history = HistoryReader(layout.dispatched(run_dir))
+    log = await ports.disk.run(open_log(layout.dispatched(run_dir), history))
+    if log.repair is not None:
+        say(log.repair)
+    journal = DispatchLog(ports.disk, log.log)
+    await journal.began(run_id)
+    source = await newest_valid(ports.disk, run_dir, run, start_over=settings.start_over, say=say)
+    return Started(read, run, rows, plan(read, finished, failures, history.history, source), source, journal, None)
+
+
+def plan(
+    read: Input,
+    finished: dict[str, int],
+    failures: dict[str, FailureHistory],
+    history: DispatchHistory,
+    source: Source | None,
+) -> Restart:
+    """What each row does next."""
+    return plan_restart(
+        read.tasks,
+        finished=finished,
+        failures=failures,
+        log=history,
+        checkpointed=() if source is None else source.continued,
+    )
+
+
+class _FinishedReader:
+    """Folds output rows into the attempt of each."""
+
+    def __init__(self, path: str) -> None:
+        self.attempts: dict[str, int] = {}
+        self._path = path
+
+    def __call__(self, row: dict[str, Any]) -> bool | None:
+        episode = episode_of(row, self._path)
+        self.attempts.setdefault(episode.rollout_id, episode.attempt)
+        return None
+
+
+class _FailureReader:
+    """Folds failure rows into the history of each rollout."""
+
+    def __init__(self, path: str) -> None:
+        self.histories: dict[str, FailureHistory] = {}
+        self._path = path
+
+    def __call__(self, row: dict[str, Any]) -> bool | None:
+        episode = episode_of(row, self._path)
+        self.histories.setdefault(episode.rollout_id, FailureHistory()).add(episode.attempt, row.get("final") is True)
+        return None
+
+
+async def _open_rows(
+    settings: CollectSettings, ports: Ports, finished: _FinishedReader, say: Say
+) -> tuple[RowFiles, dict[str, int], dict[str, FailureHistory]]:
+    """Repair, read and open the output and the failure file."""
+    failed = _FailureReader(failures_path(settings.output))
+    opened: list[AppendLog] = []
+    readers: list[tuple[str, Pick[bool]]]
+    readers = [(settings.output, finished), (failures_path(settings.output), failed)]
+    for path, reader in readers:
+        log = await ports.disk.run(open_log(path, reader))
+        if log.repair is not None:
+            say(log.repair)
+        opened.append(log.log)
+    rows = RowFiles(ports, opened[0], opened[1], durable=settings.checkpoint_dir is not None)
+    return rows, finished.attempts, failed.histories
+
+
+def refuse_existing(output: str) -> Job[None]:
+    """Raise (by the job) `ConfigError` when there are rows that this run did not write (INV-95)."""
+
+    def job(fs: FileSystem) -> Generator[str, None, None]:
+        yield "start.look"
+        for path in (output, failures_path(output)):
+            if fs.exists(path) and fs.size(path) > 0:
+                raise ConfigError(f"{path} exists and is not of this run: remove it, or choose another collect.output")
+
+    return job
+
+
+def _remove(paths: list[str]) -> Job[None]:
+    def job(fs: FileSystem) -> Generator[str, None, None]:
+        for path in paths:
+            yield "start.forget"
+            try:
+                fs.unlink(path)
+            except FileNotFoundError:
+                continue
+            yield "start.sync_dir"
+            fs.fsync_dir(layout.parent_of(path))
+
+    return job

@@ -1,0 +1,219 @@
+"""One checkpoint, in the order of `collection.md`.
+
+Prepare; wait for replies on the wire; commit the rows without a reply; make output rows durable; write the collection,
+then the pointer; prune; resume unless stopping (INV-91, INV-92). Whatever fails before the pointer publishes nothing
+and resumes, and the previous checkpoint stays in force (INV-51). A pointer of which the disk does not say whether it
+was written is looked at; then nothing is pruned, since a crash may still bring the old one back.
+
+The caller holds both locks and has closed the collection. It must not know what asked for the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from gym_ckpt.controller.housekeeping import why
+from gym_ckpt.controller.published import collection_of, participants_in
+from gym_ckpt.controller.shared import Coordination, OpenCheckpoint, Shared
+from gym_ckpt.errors import GymCkptError, InvalidRolloutId, NotReady
+from gym_ckpt.limits import REPLY_ON_THE_WIRE_S
+from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import make_dirs, reason
+from gym_ckpt.storage.pruning import prune
+from gym_ckpt.storage.publication import latest, publish
+from gym_ckpt.types import EpisodeId, keys
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A published checkpoint. `restarted`: in flight, but not captured, so that a crash starts them from input."""
+
+    checkpoint_id: str
+    continued: tuple[EpisodeId, ...]
+    restarted: tuple[EpisodeId, ...]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One try. `published`: the checkpoint, once it is."""
+
+    checkpoint_id: str
+    directory: str
+    began: float
+    prepared_s: float = 0.0
+    committed_s: float = 0.0
+    published: list[Taken] = field(default_factory=list)
+
+
+class Missed(Exception):
+    """No checkpoint, and why. `blockers`: episodes that kept a participant from being ready."""
+
+    def __init__(self, detail: str, blockers: Iterable[EpisodeId] = ()) -> None:
+        super().__init__(detail)
+        self.blockers = tuple(blockers)
+
+
+class Taking:
+    """How this run takes a checkpoint. `run`: fingerprint of input and output. `previous`: the checkpoint in force."""
+
+    def __init__(
+        self, shared: Shared, coordination: Coordination, run_dir: str, run: str, previous: str | None
+    ) -> None:
+        self._shared = shared
+        self._coordination = coordination
+        self._run_dir = run_dir
+        self._run = run
+        self._begun = 0
+        self.previous = previous
+        self.left_closed = False
+
+    async def take(self) -> Taken:
+        """Take one.
+
+        Raises:
+            Missed: nothing was published, and the servers were resumed.
+        """
+        self._begun += 1
+        checkpoint_id = f"{self._shared.run_id}-{self._begun}"
+        budget_s = self._shared.settings.checkpoint_timeout_s
+        attempt = _Attempt(checkpoint_id, layout.checkpoint_dir(self._run_dir, checkpoint_id), anyio.current_time())
+        try:
+            with anyio.move_on_after(budget_s):
+                await self._opened(attempt, attempt.began + budget_s)
+        except NotReady as error:
+            raise Missed(str(error), _episodes(error.blockers)) from error
+        except (GymCkptError, OSError, ExceptionGroup) as error:
+            if not _expected(error):
+                raise
+            if not attempt.published:
+                raise Missed(reason(error) if isinstance(error, OSError) else why(error)) from error
+            self._shared.progress.message(f"checkpoint {checkpoint_id} is published, but: {why(error)}")
+        if not attempt.published:
+            raise Missed(f"it took longer than checkpoint_timeout_s, {budget_s:g} s")
+        return attempt.published[0]
+
+    async def _opened(self, attempt: _Attempt, deadline: float) -> None:
+        ports = self._shared.ports
+        await ports.probe("collector.before_checkpoint")
+        await ports.disk.run(lambda fs: make_dirs(fs, attempt.directory, self._run_dir))
+        async with self._coordination.prepared(attempt.checkpoint_id, deadline - anyio.current_time()) as prepared:
+            attempt.prepared_s = anyio.current_time() - attempt.began
+            try:
+                await self._replies_on_the_wire(prepared, deadline)
+                await self._commit(prepared, attempt)
+            except anyio.get_cancelled_exc_class():
+                if self._shared.interrupts.killed:
+                    prepared.leave_closed()  # stop at once: nobody is left to resume for
+                raise
+            self._stay_closed_if_stopping(prepared)
+
+    def _stay_closed_if_stopping(self, prepared: OpenCheckpoint) -> None:
+        """A stop does not resume (INV-92)."""
+        if self._shared.interrupts.stopping:
+            prepared.leave_closed()
+            self.left_closed = True
+
+    async def _replies_on_the_wire(self, prepared: OpenCheckpoint, deadline: float) -> None:
+        """Wait for rows that no participant holds: they ended, and their replies are under way.
+
+        Or their `/run` is, and has reached nobody yet; so the wait is short, and such a row stays in scope.
+        """
+        shared = self._shared
+        held = prepared.live | prepared.restarts
+        shared.awaited = {episode for episode in shared.collection.in_flight() if episode not in held}
+        with anyio.move_on_after(min(REPLY_ON_THE_WIRE_S, (deadline - anyio.current_time()) / 4)):
+            while shared.awaited:
+                await shared.awaited_wake.wait()
+        shared.awaited = set()
+
+    async def _commit(self, prepared: OpenCheckpoint, attempt: _Attempt) -> None:
+        shared, ports = self._shared, self._shared.ports
+        scope = shared.collection.scope(prepared.restarts)
+        in_flight = shared.collection.in_flight()
+        await ports.probe("collector.before_commit")
+        asked = anyio.current_time()
+        committed = await prepared.commit(attempt.directory, scope, stop=shared.interrupts.stopping)
+        attempt.committed_s = anyio.current_time() - asked
+        await ports.probe("collector.committed")
+        continued = tuple(sorted(committed.episodes))
+        stray = set(continued).difference(scope)
+        if stray:
+            raise Missed(f"participants exported {keys(stray)[0]}, which is not in scope")
+        await shared.rows.sync()
+        taken = Taken(attempt.checkpoint_id, continued, tuple(sorted({*in_flight, *scope}.difference(continued))))
+        collection = collection_of(
+            run_id=shared.run_id,
+            run=self._run,
+            created_at=ports.clock.wall(),
+            continued=taken.continued,
+            restarted=taken.restarted,
+            participants=await ports.disk.run(participants_in(attempt.directory)),
+        )
+        await ports.probe("collector.before_publish")
+        with anyio.CancelScope(shield=True):  # short, and never half told: whoever cancels learns of it
+            certain = await self._publish(attempt.checkpoint_id, collection)
+        self._published(taken, attempt)
+        self._stay_closed_if_stopping(prepared)
+        await ports.probe("collector.published")
+        if certain:
+            await self._prune()
+
+    def _published(self, taken: Taken, attempt: _Attempt) -> None:
+        attempt.published.append(taken)
+        self.previous = taken.checkpoint_id
+        self._shared.ports.tracer.emit(
+            "collector.published",
+            checkpoint_id=taken.checkpoint_id,
+            continued=keys(taken.continued),
+            restarted=keys(taken.restarted),
+            prepare_s=round(attempt.prepared_s, 6),
+            commit_s=round(attempt.committed_s, 6),
+        )
+        self._shared.progress.message(
+            f"checkpoint {taken.checkpoint_id} published: {len(taken.continued)} rows in it, "
+            f"{len(taken.restarted)} that would restart"
+        )
+
+    async def _publish(self, checkpoint_id: str, collection: dict[str, Any]) -> bool:
+        """Publish; True when that is durable for certain, False when only the pointer's present contents say so."""
+        ports = self._shared.ports
+        try:
+            await ports.disk.run(publish(self._run_dir, checkpoint_id, collection, ports.entropy.token()))
+        except OSError:
+            if await ports.disk.run(latest(self._run_dir)) != checkpoint_id:
+                raise
+            return False
+        return True
+
+    async def _prune(self) -> None:
+        shared = self._shared
+        try:
+            keep = shared.settings.keep_checkpoints
+            pruned = await shared.ports.disk.run(prune(self._run_dir, keep))
+        except OSError as error:
+            shared.progress.message(f"older checkpoints could not be pruned ({reason(error)})")
+            return
+        for failed in pruned.failed:
+            shared.progress.message(f"could not be pruned: {failed}")
+
+
+def _episodes(blockers: Iterable[str]) -> list[EpisodeId]:
+    """Those blockers that are episodes: a participant may also name a worker or a call."""
+    found = []
+    for key in blockers:
+        try:
+            found.append(EpisodeId.from_key(key))
+        except InvalidRolloutId:
+            continue
+    return found
+
+
+def _expected(error: Exception) -> bool:
+    """Trouble of a peer or a disk, and not a broken belief that a group hides."""
+    if isinstance(error, ExceptionGroup):
+        return all(_expected(one) for one in error.exceptions)
+    return isinstance(error, (GymCkptError, OSError, Missed))
