@@ -1,0 +1,190 @@
+"""A whole gym in a world: the shipped servers, an inference worker and a collecting controller, each a node.
+
+Everything in a node is production code: `run_server` for servers, `collect` for the controller. This file only names
+the nodes, lays out the shared file system, and brings up again what has died, as a batch system would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from gym_ckpt.controller.collect import Outcome, collect
+from gym_ckpt.controller.coordination import Coordination
+from gym_ckpt.core.collection import Counts
+from gym_ckpt.errors import GymCkptError
+from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.serve import run_server
+from gym_ckpt.settings import (
+    AgentSettings,
+    CheckpointSettings,
+    CollectSettings,
+    EnvironmentSettings,
+    GymSettings,
+    InferenceSettings,
+    ModelSettings,
+    ResourcesSettings,
+)
+from gym_ckpt.wire.messages import Status
+from sim.node import Main
+from sim.workload import Workload
+from sim.world import World
+
+TOKEN = "simulated"
+CONTROLLER = "controller"
+SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
+RUN_DIR, INPUT, OUTPUT = "/run", "/data/tasks.jsonl", "/data/rows.jsonl"
+MAX_ATTEMPTS = 1000
+"""No rollout may fail for good because faults struck it often: the runs would then differ rightly (INV-1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the controller of a run is set up. Seconds of virtual time."""
+
+    checkpoint: bool = True
+    every_s: float | None = None
+    timeout_s: float = 20.0
+    keep: int = 2
+    grace_s: float = 15.0
+
+
+class Quiet:
+    """A `Progress` that nobody watches; its messages go to the trace."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+
+    def start(self, counts: Counts) -> None: ...
+
+    def update(self, counts: Counts) -> None: ...
+
+    def message(self, text: str) -> None:
+        self._ports.tracer.emit("collector.message", text=text)
+
+    def stop(self) -> None: ...
+
+
+def settings_of(workload: Workload, options: Options) -> GymSettings:
+    """The configuration of the simulated gym."""
+    urls = {name: f"http://{name}:80" for name in SERVERS}
+    return GymSettings(
+        control_token=TOKEN,
+        checkpoint=CheckpointSettings(grace_s=options.grace_s) if options.checkpoint else None,
+        servers={
+            "environment": EnvironmentSettings(
+                url=urls["environment"],
+                agent="agent",
+                resources="inventory",
+                verifier="verifier" if workload.judged else None,
+            ),
+            "agent": AgentSettings(url=urls["agent"], model="policy", stream=workload.stream),
+            "inventory": ResourcesSettings(url=urls["inventory"], gym="inventory"),
+            "verifier": ResourcesSettings(url=urls["verifier"], gym="answer"),
+            "policy": ModelSettings(url=urls["policy"], workers=("worker",)),
+            "worker": InferenceSettings(url=urls["worker"], tokens_per_s=workload.tokens_per_s, step_tokens=40),
+        },
+    )
+
+
+class Cluster:
+    """The nodes of one gym. `outcome` and `refusal`: how the controller's last life ended, if it did by itself."""
+
+    def __init__(self, world: World, workload: Workload, options: Options) -> None:
+        self.world = world
+        self.workload = workload
+        self.options = options
+        self.gym = settings_of(workload, options)
+        self.outcome: Outcome | None = None
+        self.refusal: str | None = None
+        self.lives = 0
+        """Lives of the controller so far."""
+        for name in SERVERS:
+            world.add_node(name, self._server(name))
+        world.add_node(CONTROLLER, self._controller)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        disk = self.world.disk
+        for path in ("/data", RUN_DIR):
+            disk.make_dirs(path)
+        files = disk.view("operator")
+        tasks = files.create(INPUT)
+        tasks.write(self.workload.input())
+        tasks.fsync()
+        tasks.close()
+        files.fsync_dir("/data")
+
+    def _server(self, name: str) -> Main:
+        async def main(ports: Ports) -> None:
+            await run_server(self.gym, name, ports, ready=lambda: ports.tracer.emit("server.ready"))
+
+        return main
+
+    async def _controller(self, ports: Ports) -> None:
+        self.outcome, self.refusal = None, None
+        self.lives += 1
+        options = self.options
+        settings = CollectSettings(
+            environment="environment",
+            input=INPUT,
+            output=OUTPUT,
+            concurrency=self.workload.concurrency,
+            max_attempts=MAX_ATTEMPTS,
+            checkpoint_dir=RUN_DIR if options.checkpoint else None,
+            checkpoint_every_s=options.every_s if options.checkpoint else None,
+            checkpoint_timeout_s=options.timeout_s,
+            keep_checkpoints=options.keep,
+            resume_from_cache=options.checkpoint and self.lives > 1,
+        )
+        try:
+            self.outcome = await collect(
+                settings,
+                self.coordination(ports) if options.checkpoint else None,
+                self.gym.url("environment"),
+                ports,
+                Quiet(ports),
+            )
+        except (GymCkptError, OSError) as error:
+            # As the command line does: one line, and a status other than 0.
+            self.refusal = f"{type(error).__name__}: {error}"
+            ports.tracer.emit("collector.refused", why=self.refusal)
+
+    def coordination(self, ports: Ports) -> Coordination:
+        """Coordination as a controller with these ports would have it."""
+        return Coordination({name: server.url for name, server in self.gym.servers.items()}, TOKEN, ports)
+
+    @property
+    def complete(self) -> bool:
+        """Every row has ended and the controller has said so."""
+        return self.outcome is not None and self.outcome.exit_code == 0 and "resume" not in self.outcome.message
+
+    def start(self) -> None:
+        """Bring up whatever is down."""
+        for node in self.world.nodes.values():
+            if not node.alive:
+                node.start()
+
+    def crash(self) -> None:
+        """Everything dies at this instant."""
+        for node in self.world.nodes.values():
+            node.crash()
+
+    async def statuses(self, ports: Ports) -> dict[str, Status]:
+        """What every participant says of itself."""
+        return await self.coordination(ports).statuses()
+
+
+Waiting = Callable[[], bool]
+
+
+async def until(world: World, met: Waiting, limit_s: float, step_s: float = 0.25) -> bool:
+    """Let virtual time pass until `met()`; False when it does not come to that within `limit_s`."""
+    end = world.now + limit_s
+    while not met():
+        if world.now >= end:
+            return False
+        await anyio.sleep(step_s)
+    return True

@@ -1,0 +1,58 @@
+"""What a simulated gym is asked to do: a handful of rollouts, drawn from a small number of workloads.
+
+Few different ones on purpose: the undisturbed run that each must equal (INV-1) is played once per process and kept.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from gym_ckpt.wire import json
+from sim.streams import stream
+
+WORKLOADS = 12
+"""How many different ones there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`tasks`: id → prompt. `tokens_per_s`: of one generation."""
+
+    number: int
+    tasks: tuple[tuple[str, str], ...]
+    stream: bool
+    judged: bool
+    tokens_per_s: float
+    concurrency: int
+
+    def input(self) -> bytes:
+        """The input file of the collection run."""
+        lines = [json.dumps({"id": task_id, "task": {"prompt": prompt}}) for task_id, prompt in self.tasks]
+        return b"".join(line + b"\n" for line in lines)
+
+
+def workload(number: int, rollouts: int = 8) -> Workload:
+    """The workload of this number (taken modulo `WORKLOADS`)."""
+    number %= WORKLOADS
+    chance = stream(number, "workload")
+    return Workload(
+        number=number,
+        tasks=tuple((task_id, _prompt(chance, task_id)) for task_id in _ids(rollouts)),
+        stream=number % 2 == 1,
+        judged=number % 3 != 0,
+        tokens_per_s=200.0,
+        concurrency=rollouts if number % 4 else max(2, rollouts // 2),
+    )
+
+
+def _ids(count: int) -> list[str]:
+    """Look-alikes among them: whoever mixes up `r`, `r-1`, `r.b` and `r-a2x` is found out."""
+    special = ["r", "r-1", "r.b", "r-a2x"]
+    return (special + [f"t{index}" for index in range(count)])[:count]
+
+
+def _prompt(chance: random.Random, task_id: str) -> str:
+    turns = chance.choice((0, 1, 1, 2, 2, 3))
+    tokens = chance.choice((20, 60, 120, 240))
+    return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"
