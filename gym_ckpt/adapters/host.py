@@ -116,6 +116,7 @@ def shield_from_interrupt() -> None:
 def log_to_stderr() -> None:
     """Warnings and what the tracer finds notable, one plain line each."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def is_locked(path: Path) -> bool:

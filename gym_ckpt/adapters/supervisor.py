@@ -76,6 +76,9 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             await self.stop(drain_s=DRAIN_S if kind is None else 0.0)
         self._tasks.cancel_scope.cancel()
+        if isinstance(error, Exception):  # the body's own, which the task group would wrap
+            await self._exit.__aexit__(None, None, None)
+            return None
         return await self._exit.__aexit__(kind, error, where)
 
     async def start(self, name: str, command: Command) -> int:
@@ -129,7 +132,7 @@ class Supervisor:
                 missing = [name for name, url in waiting.items() if url is not None]
                 while missing:
                     missing = [name for name in missing if not await _healthy(client, str(waiting[name]))]
-                    self._raise_if_dead()
+                    self.check()
                     if missing:
                         await anyio.sleep(READY_POLL_S)
                 return
@@ -141,10 +144,11 @@ class Supervisor:
     async def watch(self) -> None:
         """Wait until a process ends that was not told to. Raises `ServerDied`; returns never."""
         while True:
-            self._raise_if_dead()
+            self.check()
             await anyio.sleep(READY_POLL_S)
 
-    def _raise_if_dead(self) -> None:
+    def check(self) -> None:
+        """Raises `ServerDied` when a process has ended that was not told to."""
         for name, running in self._running.items():
             code = running.process.returncode
             if code is not None and not running.stopping:

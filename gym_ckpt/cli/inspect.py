@@ -102,7 +102,7 @@ def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
     names = checkpoint_names(fs, run_dir)
     if not names and pointer is None and not problems and not fs.exists(layout.run_file(run_dir)):
         raise ConfigError(f"{run_dir}: holds no checkpoints and no run; give the collector's checkpoint_dir")
-    published = pointer.published if pointer else ()
+    published = tuple(pointer.published) if pointer else ()
     if published and published[0] not in names:
         problems.append(f"{layout.latest(run_dir)}: names checkpoint {published[0]}, which is not there")
     checkpoints = [_checkpoint(fs, run_dir, name, published, verify) for name in names]

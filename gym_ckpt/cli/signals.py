@@ -45,7 +45,7 @@ def signal_collector(directory: str, name: str) -> str:
         raise ConfigError(f"{path}: names no process")
     pid = int(match.group(1))
     if not is_alive(pid) or not is_locked(path):
-        raise NotRunning(f"the collector of {directory} (pid {pid}) has ended; to go on: gym-ckpt collect CONFIG --resume")
+        raise NotRunning(f"the collector of {directory} (pid {pid}) has ended; go on: gym-ckpt collect CONFIG --resume")
     try:
         send_signal(pid, name)
     except ProcessLookupError:

@@ -1,0 +1,73 @@
+"""`gym-ckpt collect`: rollout collection in this process, as the controller of a gym that runs already."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Final
+
+import anyio
+import click
+import msgspec
+
+from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, shield_from_interrupt
+from gym_ckpt.adapters.system import LogTracer, production_ports
+from gym_ckpt.cli.config import load
+from gym_ckpt.controller.collect import Outcome, collect
+from gym_ckpt.controller.coordination import Coordination
+from gym_ckpt.controller.progress import PlainProgress, Progress, RichProgress
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.settings import CollectSettings, GymSettings
+from gym_ckpt.wire.messages import encode
+
+NOTABLE: Final = ("collector.published", "collector.restored")
+"""Trace events that stand in the collector's log: what a checkpoint and a restore held and took."""
+
+
+def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
+    """Collect, print how it ended, and return the exit status. Raises `ConfigError` and what `collect` raises."""
+    if die_with_parent():
+        shield_from_interrupt()
+    settings = load(config).settings
+    if settings.collect is None:
+        raise ConfigError(f"{config}: has no [collect] table; collect needs environment, input and output")
+    wanted = settings.collect
+    if resume is not None:
+        if resume and wanted.checkpoint_dir is None:
+            raise ConfigError("--resume: needs collect.checkpoint_dir")
+        wanted = msgspec.structs.replace(wanted, resume_from_cache=resume)
+    log_to_stderr()
+    outcome = anyio.run(functools.partial(_collect, settings, wanted, _progress()))
+    if as_json:
+        click.echo(encode(_summary(outcome)).decode())
+    else:
+        _print(outcome)
+    return outcome.exit_code
+
+
+def _progress() -> Progress:
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        return RichProgress()
+    return PlainProgress(lambda line: click.echo(line, err=True))
+
+
+async def _collect(settings: GymSettings, wanted: CollectSettings, progress: Progress) -> Outcome:
+    async with production_ports(LogTracer(NOTABLE)) as ports:
+        coordination = None
+        if wanted.checkpoint_dir is not None:
+            assert settings.control_token is not None, "the loader refuses [checkpoint] without a token"
+            servers = {name: server.url for name, server in settings.participants().items()}
+            coordination = Coordination(servers, settings.control_token, ports)
+        return await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
+
+
+def _summary(outcome: Outcome) -> dict[str, Any]:
+    return {"exit_code": outcome.exit_code, "message": outcome.message, **msgspec.to_builtins(outcome.summary)}
+
+
+def _print(outcome: Outcome) -> None:
+    click.echo(outcome.message)
+    for name, metric in outcome.summary.figures.metrics.items():
+        if metric.mean is not None:
+            between = f"{metric.low:.6g} to {metric.high:.6g}"
+            click.echo(f"  {name}: mean {metric.mean:.6g}, {between} over {metric.count} rows")
