@@ -103,6 +103,8 @@ class _Sweep:
         if len(self.failed) > before:
             return False
         yield from self._try(directory, "prune.sync", self._fs.fsync_dir)
+        # A manifest without its records must not exist, not even in a directory that is going (INV-48).
+        yield from self.participants(directory, lambda name: name == layout.MANIFEST, sync=True)
         yield from self.participants(directory, _ours_in_participant)
         gym = layout.join(directory, layout.GYM)
         for kind in self._names(gym):
@@ -115,11 +117,14 @@ class _Sweep:
         yield from self._try(layout.parent_of(directory), "prune.sync", self._fs.fsync_dir)
         return not self._fs.exists(directory)
 
-    def participants(self, directory: str, which: Callable[[str], bool]) -> Steps[None]:
+    def participants(self, directory: str, which: Callable[[str], bool], *, sync: bool = False) -> Steps[None]:
         gym = layout.join(directory, layout.GYM)
         for kind in self._names(gym):
             for instance in self._names(layout.join(gym, kind)):
-                yield from self.files(layout.join(gym, kind, instance), which)
+                participant = layout.join(gym, kind, instance)
+                yield from self.files(participant, which)
+                if sync and self._fs.is_dir(participant):
+                    yield from self._try(participant, "prune.sync", self._fs.fsync_dir)
 
     def files(self, directory: str, which: Callable[[str], bool]) -> Steps[None]:
         for name in self._names(directory):

@@ -34,7 +34,17 @@ from gym_ckpt.storage import (
 from gym_ckpt.types import Kind
 from gym_ckpt.wire import json
 from sim.disk import SimFileSystem
-from tests.unit.storage.driver import CONTROLLER, PARTICIPANTS, RUN, PowerCut, Tokens, calm, run, strike
+from tests.unit.storage.driver import (
+    CONTROLLER,
+    PARTICIPANTS,
+    RUN,
+    PowerCut,
+    Tokens,
+    assert_records_stand_behind_manifests,
+    calm,
+    run,
+    strike,
+)
 
 NODES = (*(instance for _, instance in PARTICIPANTS), CONTROLLER)
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES)
@@ -233,6 +243,7 @@ class World:
             for kind, instance in PARTICIPANTS:
                 read = run(fs, read_records(layout.checkpoint_dir(RUN, name), kind, instance, name, lambda _: True))
                 assert [json.dumps(record) for record in read[1]] == self.attempts[name].lines[instance]
+        assert_records_stand_behind_manifests(self.disk)
         tree = self.disk.tree(RUN)
         for directory, files in self.fixed.items():
             if directory.split("/")[4] in expected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -114,3 +115,14 @@ def assert_sound(disk: SimFileSystem, checkpoint_id: str) -> None:
 
 def temporaries(disk: SimFileSystem) -> list[str]:
     return [path for path in disk.tree(RUN) if path.endswith(".tmp")]
+
+
+def assert_records_stand_behind_manifests(disk: SimFileSystem) -> None:
+    """Whatever directory has a manifest has the records that it names, whole (INV-48)."""
+    tree = disk.tree(RUN)
+    for path, data in tree.items():
+        if path.endswith("/" + layout.MANIFEST):
+            named = json.loads(data)
+            found = tree.get(layout.join(layout.parent_of(path), named["records_file"]))
+            assert found is not None, f"{path} names records that are not there"
+            assert hashlib.sha256(found).hexdigest() == named["records_sha256"], f"{path} names other records"
