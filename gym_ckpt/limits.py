@@ -68,6 +68,8 @@ SCRIPT_CALLS_MAX: Final = 16
 """Tool calls of one turn of the embedded model."""
 SCHEMA_DEPTH_MAX: Final = 8
 """Nesting of a tool's argument schema that the embedded model fills in."""
+SCHEMA_SIZE_MAX: Final = 10_000
+"""Values of one turn's arguments; also characters of one of their strings and entries of one of their lists."""
 ITEM_AMOUNT_MAX: Final = 100
 """Pieces that one call of an inventory tool moves."""
 ITEM_STOCK_MAX: Final = 1_000_000
@@ -143,6 +145,8 @@ assert COLLECT_RETRY_FIRST_S < COLLECT_RETRY_MAX_S < ROWS_FLUSH_AT_STOP_S < ROWS
 DEMO_POLL_S: Final = 0.05
 DEMO_WAIT_S: Final = 60.0
 """How long the demo waits for its rollouts to be in flight, and for a checkpoint to be published."""
+DEMO_DEEPEN_S: Final = 1.5
+"""How much longer the demo lets its rollouts go on, so that a checkpoint of them saves something."""
 DEMO_RUN_ON_S: Final = 0.6
 """From the published checkpoint to SIGKILL: work of this time is lost and must be done again."""
 DEMO_STATUS_TIMEOUT_S: Final = 10.0

@@ -23,7 +23,7 @@ from gym_ckpt.cli.demo_figures import Figures, Saved, compare, effects, judge, l
 from gym_ckpt.cli.demo_gym import DemoFailed, DemoGym, write_tasks
 from gym_ckpt.cli.demo_table import table
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.limits import DEMO_POLL_S, DEMO_RUN_ON_S, DEMO_WAIT_S
+from gym_ckpt.limits import DEMO_DEEPEN_S, DEMO_POLL_S, DEMO_RUN_ON_S, DEMO_WAIT_S
 from gym_ckpt.wire import json
 
 
@@ -155,17 +155,27 @@ def _figures(
 
 
 async def _until_busy(http: HttpxClient, gym: DemoGym, servers: Supervisor, rollouts: int) -> int:
-    """Wait until three quarters of the rollouts are in flight with a delivered model call each; how many are."""
+    """Wait until three quarters of the rollouts are in flight with a delivered model call each; how many are.
+
+    Then, for a checkpoint that has something to save, until there are two such calls per rollout, but not for long.
+    """
     wanted = -(-3 * rollouts // 4)
     busy: set[str] = set()
+    since = 0.0
     with anyio.move_on_after(DEMO_WAIT_S):
-        while len(busy) < wanted:
+        while True:
             servers.check()
             running = await gym.status(http, "environment")
             answered = await gym.status(http, "policy")
             busy = set(running["live"]) & set(answered["live"])
+            if len(busy) >= wanted:
+                since = since or monotonic()
+                delivered = answered["report"]["counts"]["delivered_calls"]
+                if delivered >= 2 * rollouts or monotonic() - since > DEMO_DEEPEN_S:
+                    return len(busy)
+            elif since:
+                return len(busy)
             await anyio.sleep(DEMO_POLL_S)
-        return len(busy)
     raise DemoFailed(f"only {len(busy)} of {rollouts} rollouts were in flight with a delivered model call after "
                      f"{DEMO_WAIT_S:g} s: {gym.last_words()}")
 

@@ -27,7 +27,7 @@ SERVERS: Final = ("environment", "agent", "inventory", "answer", "policy", "work
 TOOL_TURNS: Final = (3, 4, 5)
 """Turns with tool calls of each third of the rollouts; one more turn gives the answer."""
 TOKENS: Final = (180, 200, 220)
-TOKENS_PER_S: Final = 380.0
+TOKENS_PER_S: Final = 320.0
 _TOKEN = "only-for-the-demo"
 
 _CONFIG = """\
@@ -88,7 +88,7 @@ def write_tasks(path: Path, rollouts: int) -> None:
         turns, tokens = TOOL_TURNS[number % len(TOOL_TURNS)], TOKENS[number // len(TOOL_TURNS) % len(TOKENS)]
         task = {
             "prompt": f"Put store {number} in order and report. [[turns={turns} tokens={tokens} calls=1]]",
-            "inventory": {item: 300 + number % 7 for item in ITEMS},
+            "inventory": dict.fromkeys(ITEMS, 300 + number % 7),
         }
         lines.append(json.dumps({"id": f"store-{number:03d}", "task": task}))
     path.write_bytes(b"\n".join(lines) + b"\n")
