@@ -193,14 +193,30 @@ def test_an_error_that_lasts_and_a_crash_after_it() -> None:
     assert failures > 15
 
 
-def test_publication_makes_durable_what_a_failed_attempt_left_unsynced() -> None:
-    for seed in range(20):
-        disk = SimFileSystem(random.Random(seed), journalled=False)
-        disk.make_dirs(RUN)
-        disk.view("failed").mkdir(layout.checkpoints_dir(RUN))
-        checkpoint(disk, "c1", Tokens())
-        disk.crash("failed")
-        assert_sound(disk, "c1")
+def test_the_pointer_waits_for_directories_that_a_failed_attempt_left_unsynced() -> None:
+    outcomes = set()
+    for call in range(ALL_CALLS):
+        struck = False
+        for seed in range(12):
+            disk = SimFileSystem(random.Random(seed), journalled=False)
+            disk.make_dirs(RUN)
+            disk.view("failed").mkdir(layout.checkpoints_dir(RUN))
+            hit = strike(disk, call, after=False, error=PowerCut)
+            try:
+                checkpoint(disk, "c1", Tokens())
+            except PowerCut:
+                pass
+            calm(disk)
+            for node in ("failed", *NODES):
+                disk.crash(node)
+            named = pointed_at(disk)
+            outcomes.add(named)
+            if named is not None:
+                assert_sound(disk, named)
+            struck = hit()
+        if not struck:
+            break
+    assert outcomes == {None, "c1"}
 
 
 def test_published_are_listed_newest_first_whatever_their_names() -> None:
