@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_ckpt.inference import tokens
-from gym_ckpt.limits import SCHEMA_DEPTH_MAX
+from gym_ckpt.limits import SCHEMA_DEPTH_MAX, SCHEMA_SIZE_MAX
 
 _SPAN = 100
 """Width of a range that a schema leaves open."""
@@ -25,6 +25,13 @@ class Draw:
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._count = 0
+        self._values = 0
+
+    def spend(self) -> None:
+        """Count one value. Raises `ValueError` beyond `SCHEMA_SIZE_MAX` of them: lists of lists multiply."""
+        self._values += 1
+        if self._values > SCHEMA_SIZE_MAX:
+            raise ValueError(f"arguments of more than {SCHEMA_SIZE_MAX} values")
 
     def below(self, bound: int) -> int:
         """The next choice in 0..bound-1; `bound` is at least 1."""
@@ -44,6 +51,7 @@ def fill(schema: Any, draw: Draw, path: str = "parameters", depth: int = 0) -> A
     Raises:
         ValueError: naming the path of a schema that is malformed, empty or nested too deeply.
     """
+    draw.spend()
     if not isinstance(schema, Mapping):
         raise ValueError(f"{path}: a schema must be an object")
     if depth > SCHEMA_DEPTH_MAX:
@@ -61,8 +69,8 @@ def fill(schema: Any, draw: Draw, path: str = "parameters", depth: int = 0) -> A
         case "object":
             return _object(schema, draw, path, depth)
         case "array":
-            low, high = _range(schema, "minItems", "maxItems", path, low=1, span=_ITEMS - 1)
-            count = low + draw.below(high - low + 1)
+            low, high = _lengths(schema, "minItems", "maxItems", path, low=1, span=_ITEMS - 1)
+            count = low + draw.below(min(high - low + 1, _ITEMS))
             return [fill(schema.get("items", {}), draw, f"{path}.items", depth + 1) for _ in range(count)]
         case "integer":
             low, high = _range(schema, "minimum", "maximum", path)
@@ -99,10 +107,19 @@ def _object(schema: Mapping[str, Any], draw: Draw, path: str, depth: int) -> dic
 
 
 def _string(schema: Mapping[str, Any], draw: Draw, path: str) -> str:
-    low, high = _range(schema, "minLength", "maxLength", path, low=0, span=10**6)
+    low, high = _lengths(schema, "minLength", "maxLength", path, low=0, span=SCHEMA_SIZE_MAX)
     count = max(1 + draw.below(_STRING_WORDS), low // 4)
     words = (tokens.PIECES[tokens.FIRST_BARE + draw.below(tokens.WORDS)].decode() for _ in range(count))
     return " ".join(words).ljust(low, "a")[:high]
+
+
+def _lengths(
+    schema: Mapping[str, Any], least: str, most: str, path: str, *, low: int, span: int
+) -> tuple[int, int]:
+    first, last = _range(schema, least, most, path, low=low, span=span)
+    if not 0 <= first <= SCHEMA_SIZE_MAX:
+        raise ValueError(f"{path}.{least}: must be a whole number from 0 to {SCHEMA_SIZE_MAX}")
+    return first, last
 
 
 def _range(
