@@ -79,40 +79,45 @@ def is_current() -> bool:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """One set-up at a time. The kernel drops the lock with the process, however that ends."""
+def locked() -> Iterator[int]:
+    """One set-up at a time; the kernel drops the lock with its last holder, however that ends.
+
+    Installers hold it too: one that outlives a killed ./dev must not write into an environment that is made anew.
+    """
     with open(ROOT / ".venv.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say("another ./dev is making the environment; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield file.fileno()
 
 
-def step(*command: str | Path) -> None:
+def step(lock: int, *command: str | Path) -> None:
     """Run a set-up command with its output on standard error."""
     hidden = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PYTHONHOME", "PYTHONPATH")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run(command, stdout=sys.stderr, stdin=subprocess.DEVNULL, env=env, cwd=ROOT, check=False)
+    done = subprocess.run(
+        command, stdout=sys.stderr, stdin=subprocess.DEVNULL, env=env, cwd=ROOT, pass_fds=(lock,), check=False
+    )
     if done.returncode:
         fail(f"set-up failed at `{' '.join(str(part) for part in command[1:])}` (above); mend it and run ./dev again")
 
 
-def make_environment() -> None:
+def make_environment(lock: int) -> None:
     if not works():
         say(f"making .venv with Python {sys.version.split()[0]}")
         shutil.rmtree(VENV, ignore_errors=True)
         VENV.mkdir()
         UNFINISHED.touch()
         # Not sys.executable: with the old environment activated that would be the one just removed.
-        step(getattr(sys, "_base_executable", sys.executable), "-m", "venv", VENV)
+        step(lock, getattr(sys, "_base_executable", sys.executable), "-m", "venv", VENV)
     UNFINISHED.touch()
     STAMP.unlink(missing_ok=True)
     pip = (BIN / "python", "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
     say("installing what requirements.txt pins")
-    step(*pip, "--require-hashes", "--requirement", "requirements.txt")
-    step(*pip, "--no-deps", "--no-build-isolation", "--editable", ".")
+    step(lock, *pip, "--require-hashes", "--requirement", "requirements.txt")
+    step(lock, *pip, "--no-deps", "--no-build-isolation", "--editable", ".")
     draft = STAMP.with_suffix(".draft")
     draft.write_text(recipe())
     UNFINISHED.unlink()
@@ -123,9 +128,9 @@ def make_environment() -> None:
 def ensure_environment() -> None:
     if is_current():
         return
-    with locked():
+    with locked() as lock:
         if not is_current():
-            make_environment()
+            make_environment(lock)
 
 
 # --------------------------------------------------------------------------------------------------- commands

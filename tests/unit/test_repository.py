@@ -141,7 +141,7 @@ def test_dev_explains_when_there_is_no_python(tmp_path: Path) -> None:
         found = shutil.which(name)
         assert found is not None
         (tools / name).symlink_to(found)
-    done = in_checkout(ROOT, str(tools / "sh"), "./dev", "--help", PATH=str(tools))
+    done = in_checkout(ROOT, str(tools / "sh"), "./dev", "--help", PATH=str(tools), GYM_CKPT_PYTHON="")
     assert done.returncode == 2
     assert "no Python 3.11 or newer" in done.stderr
 
@@ -163,11 +163,37 @@ def test_dev_notices_that_requirements_have_changed(checkout: Path) -> None:
     assert in_checkout(checkout, sys.executable, "-c", ask).stdout.strip() == "False"
 
 
+def test_an_installer_that_outlives_its_dev_keeps_the_next_one_waiting(checkout: Path) -> None:
+    (checkout / ".venv" / ".complete").unlink()
+    killed = (
+        f"{RECIPE}; import os, signal, subprocess\n"
+        "with dev.locked() as lock:\n"
+        "    subprocess.Popen(['sh', '-c', 'read line; touch installed'], pass_fds=(lock,))\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    following = (
+        f"{RECIPE}\n"
+        "def make(lock):\n    print(os.path.exists('installed')); dev.STAMP.write_text(dev.recipe())\n"
+        "import os; dev.make_environment = make; dev.ensure_environment()"
+    )
+    with subprocess.Popen([sys.executable, "-c", killed], cwd=checkout, stdin=subprocess.PIPE) as first:
+        first.wait(timeout=60)
+        with subprocess.Popen(
+            [sys.executable, "-c", following], cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as second:
+            assert second.stderr is not None
+            assert "waiting" in second.stderr.readline()
+            assert first.stdin is not None
+            first.stdin.write(b"go on\n")
+            first.stdin.flush()
+            assert second.communicate(timeout=60)[0].strip() == "True"
+
+
 def test_two_devs_at_once_make_one_environment(checkout: Path) -> None:
     (checkout / ".venv" / ".complete").unlink()
     slow = (
         f"{RECIPE}; import time\n"
-        "def make():\n    print('made', flush=True); time.sleep(0.3); dev.STAMP.write_text(dev.recipe())\n"
+        "def make(lock):\n    print('made', flush=True); time.sleep(0.3); dev.STAMP.write_text(dev.recipe())\n"
         "dev.make_environment = make; dev.ensure_environment(); print(dev.is_current())"
     )
     both = [

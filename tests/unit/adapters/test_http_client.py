@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -271,6 +273,18 @@ async def test_a_peer_that_goes_away_in_mid_stream_is_lost_after_what_it_said() 
     assert got == [b"hello"]
 
 
+async def test_a_connection_reset_in_mid_reply_is_lost() -> None:
+    async def handle(stream: anyio.abc.SocketStream) -> None:
+        await stream.receive()
+        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+        raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing sends a reset
+
+    async with peer(handle) as url, HttpxClient() as client:
+        with pytest.raises(PeerLost, match=url):
+            await client.request("POST", f"{url}/x", body=b"work")
+
+
 async def test_a_kept_connection_that_the_peer_closed_is_not_used_again() -> None:
     served = []
 
@@ -318,8 +332,6 @@ async def test_a_connection_that_the_peer_wants_closed_is_closed() -> None:
 
 async def test_a_connection_that_is_never_accepted_runs_into_the_time_limit_as_unreachable() -> None:
     """A full backlog swallows connection attempts; nothing was sent, so nothing was processed."""
-    import socket
-
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
