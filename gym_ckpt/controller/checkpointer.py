@@ -33,11 +33,6 @@ class Checkpointer:
         """The checkpoint in force, None before the first."""
         return self._taking.previous
 
-    @property
-    def left_closed(self) -> bool:
-        """The servers were told that this run stops: they are in no state to be called."""
-        return self._taking.left_closed
-
     async def run(self) -> None:
         """Take checkpoints until a stop is complete (`stopped`) or this is cancelled."""
         interrupts = self._shared.interrupts
@@ -56,7 +51,7 @@ class Checkpointer:
         """What a checkpoint, or the reason for having none, means; `stopping`: a stop was asked for before it began."""
         if isinstance(result, Taken):
             self.taken.append(result)
-            if self.left_closed:
+            if self._shared.left_closed:
                 self._stop(None)
         elif stopping:
             self._stop(result)
@@ -105,7 +100,7 @@ class Checkpointer:
             try:
                 return await self._taking.take()
             finally:
-                if not self.left_closed:
+                if not shared.left_closed:
                     shared.collection.close_checkpoint()
                     shared.changed()
 

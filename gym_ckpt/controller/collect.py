@@ -152,7 +152,7 @@ class _Run:
             shared.changed()
             try:
                 await shared.ended.wait()
-                unwritten = await self._end(shared, housekeeping, checkpointer)
+                unwritten = await self._end(shared, housekeeping)
             finally:
                 self._in_force = checkpointer.previous if checkpointer is not None else None
             tasks.cancel_scope.cancel()
@@ -175,13 +175,11 @@ class _Run:
             progress=self._progress,
         )
 
-    async def _end(
-        self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None
-    ) -> str | None:
+    async def _end(self, shared: Shared, housekeeping: Housekeeping) -> str | None:
         """Let an open checkpoint end, forget what is left, make rows durable; returns why some are not."""
         if shared.collection.done:
             async with shared.checkpoint_lock:
-                closed = checkpointer is not None and checkpointer.left_closed
+                closed = shared.left_closed
             if not closed:
                 await housekeeping.forget_rest()
         with anyio.move_on_after(ROWS_FLUSH_AT_STOP_S) as limit:

@@ -43,6 +43,8 @@ class Housekeeping:
             await anyio.sleep(self._gather_s())
             try:
                 async with shared.checkpoint_lock:
+                    if shared.left_closed:
+                        return
                     await self.retire_waiting()
                     if len(shared.collection.forget_batch(FORGET_BATCH)) == FORGET_BATCH:
                         await self._forget(FORGET_BATCH)

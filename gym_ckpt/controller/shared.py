@@ -100,6 +100,8 @@ class Shared:
         self.housekeeping_wake = Wake()
         self.ended = anyio.Event()
         self.fatal: str | None = None
+        self.left_closed = False
+        """The run stops and its servers were left prepared: nothing but the end of the run may follow (INV-92)."""
         self.continued = 0
         """Rows that this run took from a checkpoint."""
         self.losses_in_a_row = 0

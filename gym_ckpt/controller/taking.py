@@ -69,7 +69,6 @@ class Taking:
         self._run = run
         self._begun = 0
         self.previous = previous
-        self.left_closed = False
 
     async def take(self) -> Taken:
         """Take one.
@@ -115,7 +114,7 @@ class Taking:
         """A stop does not resume (INV-92)."""
         if self._shared.interrupts.stopping:
             prepared.leave_closed()
-            self.left_closed = True
+            self._shared.left_closed = True
 
     async def _replies_on_the_wire(self, prepared: OpenCheckpoint, deadline: float) -> None:
         """Wait for rows that no participant holds: they ended, and their replies are under way.

@@ -71,15 +71,15 @@ class FailureHistory:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How a run begins. `rows`: all, in input order. `to_restore`: the checkpointed attempts (N) to continue."""
+    """How a run begins. `rows`: all, in input order, for the collection to own.
+
+    `to_restore`: the checkpointed attempts (N) to continue. `survivors`: attempts of dead runs that are retired
+    everywhere before their rows start again. Both sorted.
+    """
 
     rows: tuple[Row, ...]
     to_restore: tuple[EpisodeId, ...]
-
-    @property
-    def survivors(self) -> tuple[EpisodeId, ...]:
-        """Attempts of dead runs that are retired everywhere before their rows start again, sorted."""
-        return tuple(sorted(row.episode for row in self.rows if row.state is RowState.RETIRING))
+    survivors: tuple[EpisodeId, ...]
 
 
 def plan_restart(
@@ -118,4 +118,5 @@ def plan_restart(
         else:
             row.attempt = last + 1
         rows.append(row)
-    return Restart(tuple(rows), tuple(sorted(to_restore)))
+    survivors = sorted(row.episode for row in rows if row.state is RowState.RETIRING)
+    return Restart(tuple(rows), tuple(sorted(to_restore)), tuple(survivors))
