@@ -24,6 +24,14 @@ from gym_ckpt.ports import Ports, Tracer
 
 LISTENED: Final = (signal.SIGTERM, signal.SIGUSR1)
 LOGGER: Final = "gym_ckpt"
+NOTABLE: Final = frozenset(
+    {
+        "collector.checkpoint_failed", "collector.exit", "collector.failure", "collector.lost", "collector.signal",
+        "coordination.renew_failed", "coordination.resume_failed", "coordination.undo_failed", "gate.broken",
+        "lease.expired", "restore.discarded",
+    }
+)  # fmt: skip
+"""Events that an operator asks about afterwards."""
 GC_THRESHOLDS: Final = (50_000, 20, 20)
 
 
@@ -73,7 +81,7 @@ class LogTracer:
     Events named in `notable` are logged as INFO, the others as DEBUG. Costs a level check when nobody listens.
     """
 
-    def __init__(self, notable: Iterable[str] = ()) -> None:
+    def __init__(self, notable: Iterable[str] = NOTABLE) -> None:
         self._notable = frozenset(notable)
         self._log = logging.getLogger(LOGGER)
 

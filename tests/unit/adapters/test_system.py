@@ -7,11 +7,13 @@ import os
 import re
 import resource
 import signal
+from pathlib import Path
 
 import anyio
 import pytest
 
-from gym_ckpt.adapters.system import LogTracer, ProcessSignals, SystemEntropy, production_ports
+import gym_ckpt.ports
+from gym_ckpt.adapters.system import NOTABLE, LogTracer, ProcessSignals, SystemEntropy, production_ports
 from tests.unit.adapters.loopback import STARTED_S, Application, free_port
 
 
@@ -45,6 +47,13 @@ def test_events_are_logged_at_their_level_and_never_raise(caplog: pytest.LogCapt
         ("DEBUG", 'mark {"episode": "<class \'object\'>"}'),
         ("DEBUG", "hostile (fields cannot be shown)"),
     ]
+
+
+def test_every_notable_event_is_one_that_the_implementation_emits() -> None:
+    sources = [
+        path.read_text() for path in Path(gym_ckpt.ports.__file__).parent.rglob("*.py") if path.name != "system.py"
+    ]
+    assert {name for name in NOTABLE if not any(f'"{name}"' in text for text in sources)} == set()
 
 
 def test_events_that_nobody_listens_to_are_not_formatted(caplog: pytest.LogCaptureFixture) -> None:
