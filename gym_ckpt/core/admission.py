@@ -117,11 +117,10 @@ class AdmissionBook:
     def open(self) -> None:
         """Admit what waits, but for what a mark has refused meanwhile (INV-35)."""
         self.closed = False
-        for ticket in self._waiting.values():
-            if not ticket.stopping:
-                ticket.state = State.PARKED
-                self.served = True
-        self._waiting.clear()
+        for ticket in [each for each in self._waiting.values() if not each.stopping]:
+            ticket.state = State.PARKED
+            self.served = True
+            del self._waiting[ticket.number]
 
     def mark(self, episodes: Iterable[EpisodeId]) -> list[Ticket]:
         """Mark attempts and all earlier ones as retired; the tickets that must be stopped now, each only once ever."""
