@@ -147,7 +147,12 @@ class VirtualClock(trio.abc.Clock):
                 self.fault(exc)
         return 0.0
 
+    def progress(self) -> None:
+        """A task is about to run, so silence begins anew."""
+        self._idle = 0
+
     def _report(self, stuck: Stuck) -> None:
+        self._idle = 0
         stall, self.stall = self.stall, None
         if stall is None:
             raise stuck

@@ -14,11 +14,12 @@ Must not know nodes, networks or faults.
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import gc
+import inspect
 import math
-import sys
 import types
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
@@ -33,7 +34,7 @@ from sim.streams import stream
 
 T = TypeVar("T")
 
-PATIENCE = 20
+PATIENCE = 50
 """Times that a dying task may swallow its death before it is buried."""
 BATCHES_MAX = 200_000
 """Turns of the scheduler at one instant of virtual time that count as a livelock."""
@@ -91,9 +92,8 @@ class Reaper:
 
     def __init__(self) -> None:
         self._groups: list[tuple[Task, BaseException, dict[Task, int], Callable[[], object] | None]] = []
-        self._buried: list[Coroutine[Any, Any, Any]] = []
         self.burials = 0
-        """Tasks that would not die by exception."""
+        """Tasks that would not die by exception. Each leaks what it refers to: see `_bury`."""
 
     @property
     def active(self) -> bool:
@@ -124,21 +124,6 @@ class Reaper:
             if group[3] is not None:
                 group[3]()
 
-    def dispose(self) -> None:
-        """After the run: let go of the buried. What their `finally` blocks still do meets dead handles only."""
-        hook = sys.unraisablehook
-        sys.unraisablehook = lambda _: None
-        try:
-            while self._buried:
-                coro = self._buried.pop()
-                try:
-                    coro.close()
-                except BaseException:
-                    pass  # it is dead and says so; nobody is left to tell
-                del coro
-        finally:
-            sys.unraisablehook = hook
-
     def _strike(self, task: Task, death: BaseException, strikes: dict[Task, int]) -> None:
         if task.coro.cr_code is _corpse.__code__ or _is_leaving_nursery(task):
             return
@@ -155,16 +140,18 @@ class Reaper:
             task._next_send = outcome.Error(_copy(death))
 
     def _bury(self, task: Task) -> None:
-        self.burials += 1
         runnable = task._next_send_fn is not None
         if task._abort_func is not None:
             task._abort_func(lambda: _raise(RunStopped()))
             task._abort_func = None
         old, task.coro = task.coro, cast("types.CoroutineType[Any, outcome.Outcome[object], Any]", _corpse())
         if runnable and task._next_send is None:
-            old.close()
+            _discard(old)
         else:
-            self._buried.append(old)
+            # Never resumed and never freed: freeing a coroutine throws GeneratorExit into it, and one that swallows
+            # everything would then spin for ever, since outside the run its waits fail at once.
+            self.burials += 1
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(old))
         _leave_scopes(task)
         if runnable:
             task._next_send_fn, task._next_send = task.coro.send, None
@@ -179,6 +166,15 @@ def _is_leaving_nursery(task: Task) -> bool:
 
 async def _corpse() -> None:
     """What runs instead of a buried task."""
+
+
+def _discard(coro: types.CoroutineType[Any, Any, Any]) -> None:
+    """Close a coroutine that never ran, and the one that anyio wrapped in it."""
+    frame = coro.cr_frame
+    inner = getattr(frame.f_locals.get("self"), "_coro", None) if frame is not None else None
+    coro.close()
+    if inspect.iscoroutine(inner):
+        inner.close()
 
 
 def _leave_scopes(task: Task) -> None:
@@ -225,6 +221,8 @@ class _Scheduler:
         if self._batches == BATCHES_MAX and self._clock.stall is not None:
             names = ", ".join(task.name for task in batch[:_TASKS_NAMED])
             self._clock.stall(Livelock(f"{BATCHES_MAX} turns at {self._clock.current_time():.6f} s: {names}"))
+        if batch:
+            self._clock.progress()
         if len(batch) > 1:
             if self._policy is not None:
                 self._policy.shuffle(batch)
@@ -266,7 +264,6 @@ def run_deterministic(
         if guard:
             stack.enter_context(guarded())
         clock.hold = lambda: reaper.active
-        stack.callback(reaper.dispose)
         return trio.run(_root, async_fn, clock, reaper, clock=clock)
 
 

@@ -125,8 +125,8 @@ class Network:
         except BaseException:
             exchange.leave()
             raise
-        if exchange.error is not None:
-            raise exchange.error
+        if exchange.error is not None and (whole or not exchange.status):
+            raise exchange.error  # a stream whose head is here delivers what came before the error first
         return exchange
 
     def _begin(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,9 +62,17 @@ class _Disk:
         self._files = files
 
     async def run(self, job: Job[T]) -> T:
-        node, epoch, world = self._node, self._epoch, self._node.world
+        epoch = self._epoch
         await epoch.checkpoint()
         steps = job(self._files)
+        try:
+            return await self._steps(steps)
+        finally:
+            if not epoch.alive:
+                _abandon(steps)
+
+    async def _steps(self, steps: Generator[str, None, T]) -> T:
+        node, epoch, world = self._node, self._epoch, self._node.world
         error: OSError | None = None
         crash_after = False
         while True:
@@ -95,6 +103,14 @@ class _Disk:
     async def _crash(self) -> None:
         self._node.crash()
         await park()
+
+
+def _abandon(steps: Generator[str, None, Any]) -> None:
+    """Close a dead process's job here and now: what its `finally` blocks try meets a disk that is dead to them."""
+    try:
+        steps.close()
+    except BaseException:
+        pass
 
 
 class SignalBox:
