@@ -65,7 +65,7 @@ class Model:
     """What must be true: each rollout's live attempt and number, and what the last published checkpoint holds."""
 
     live: dict[str, EpisodeId] = field(default_factory=lambda: {name: EpisodeId(name) for name in ROLLOUTS})
-    published: tuple[str, dict[EpisodeId, int]] | None = None
+    published: tuple[str, dict[EpisodeId, dict[str, int | None]]] | None = None
     retired: dict[str, int] = field(default_factory=dict)
 
 
@@ -133,8 +133,7 @@ class Run:
                 held = {episode: self.numbers(episode) for episode in scope}
                 await opened.commit(directory, scope)
                 assert {episode: self.numbers(episode) for episode in scope} == held, "work went on in a checkpoint"
-                self.model.published = (directory, {episode: held[episode]["environment"] for episode in scope})
-                self.models_at = held
+                self.model.published = (directory, held)
                 self.done.append("published")
         except GymCkptError:
             assert not op.calm or owed, "a calm checkpoint failed"
@@ -188,7 +187,7 @@ class Run:
         for name in self.names:
             assert self.toys[name].admission.book.closed, f"{name} opened before resume (INV-66)"
             for episode in sorted(held):
-                assert self.toys[name].numbers.get(episode.next()) == self.models_at[episode][name], "not what was held"
+                assert self.toys[name].numbers.get(episode.next()) == held[episode][name], "not what was held"
                 assert self.toys[name].admission.book.marks.refuses(episode), "N is still accepted (INV-63)"
         try:
             await coordination.resume(restore_id)

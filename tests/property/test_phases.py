@@ -191,7 +191,7 @@ class Phases(RuleBasedStateMachine):
     def renew(self, checkpoint_id: str, seconds: float) -> None:
         checkpoint_id = self.named(checkpoint_id)
         refusal, _ = self.do(phases.Renew(checkpoint_id, self.now + seconds))
-        expected = StaleCheckpoint if checkpoint_id in self.resumed else None
+        expected: type[ProtocolError] | None = StaleCheckpoint if checkpoint_id in self.resumed else None
         if expected is None and self.open is None:
             expected = InvalidPhase
         elif expected is None and self.open != checkpoint_id:
