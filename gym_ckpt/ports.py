@@ -201,7 +201,10 @@ class HttpServer(Protocol):
 
 class Tracer(Protocol):
     def emit(self, event: str, **fields: Any) -> None:
-        """Something happened. Cheap, never blocks, never raises (INV-100)."""
+        """Something happened. Cheap, never blocks, never raises (INV-100).
+
+        A field that is costly to compute is given as a function without arguments; a tracer that records calls it.
+        """
         ...
 
 

@@ -242,6 +242,8 @@ class Exchange:
 
     def _start(self, status: int, raw: Any) -> None:
         self._started = True
+        assert self.dst is not None
+        self._wire.emit(self.dst.name, "net.head", x=self.number, status=status)
         headers = tuple((key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in raw)
         bodyless = status in (204, 304) or self.method == "HEAD"
         if not bodyless:

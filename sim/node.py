@@ -89,8 +89,8 @@ class Node:
         if epoch is None or not epoch.alive:
             return
         epoch.alive = False
-        self.world.emit(self.name, "node.crashed", epoch=epoch.number)
         self.world.disk.crash(self.name)
+        self.world.emit(self.name, "node.crashed", epoch=epoch.number)  # listeners see the disk as the crash left it
         self._end(epoch, silent)
 
     def signal(self, name: str) -> None:

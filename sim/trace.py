@@ -93,6 +93,8 @@ def _plain(value: Any) -> Any:
     """A frozen copy of plain data: what is changed later must not change the row."""
     if type(value) in _PLAIN:
         return value
+    if callable(value):  # too dear to compute where nobody traces
+        return _plain(value())
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, (set, frozenset)):

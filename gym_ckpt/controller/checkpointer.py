@@ -97,11 +97,13 @@ class Checkpointer:
         shared = self._shared
         async with shared.dispatch_gate:
             shared.collection.open_checkpoint()
+            shared.ports.tracer.emit("collector.checkpoint_opened")
             try:
                 return await self._taking.take()
             finally:
                 if not shared.left_closed:
                     shared.collection.close_checkpoint()
+                    shared.ports.tracer.emit("collector.checkpoint_closed")
                     shared.changed()
 
     def _in_force(self) -> str:

@@ -63,6 +63,7 @@ class Housekeeping:
         """
         shared = self._shared
         while batch := shared.collection.retire_batch(RETIRE_BATCH):
+            shared.ports.tracer.emit("collector.retire", episodes=batch)
             await shared.ports.probe("collector.before_retire")
             if shared.coordination is not None:
                 await shared.coordination.retire(batch)

@@ -42,7 +42,11 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     await _log(shared, sorted(installed), source)
     restore_s = round(anyio.current_time() - began, 6)
     ports.tracer.emit(
-        "collector.restored", checkpoint_id=source.checkpoint_id, installed=keys(installed), restore_s=restore_s
+        "collector.restored",
+        checkpoint_id=source.checkpoint_id,
+        restore_id=restore_id,
+        installed=keys(installed),
+        restore_s=restore_s,
     )
     try:
         await coordination.resume(restore_id)

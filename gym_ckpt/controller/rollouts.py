@@ -102,6 +102,7 @@ class Rollouts:
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)
         if not isinstance(outcome, Lost):
             shared.losses_in_a_row = 0
+        shared.ports.tracer.emit("collector.settled", episode=episode.key, outcome=type(outcome).__name__)
         shared.settled(episode)
         shared.changed()
 

@@ -133,6 +133,9 @@ class Taking:
         shared, ports = self._shared, self._shared.ports
         scope = shared.collection.scope(prepared.restarts)
         in_flight = shared.collection.in_flight()
+        ports.tracer.emit(
+            "collector.scope", scope=scope, restarts=prepared.restarts, stop=shared.interrupts.stopping
+        )
         await ports.probe("collector.before_commit")
         asked = anyio.current_time()
         committed = await prepared.commit(attempt.directory, scope, stop=shared.interrupts.stopping)
@@ -155,18 +158,19 @@ class Taking:
         await ports.probe("collector.before_publish")
         with anyio.CancelScope(shield=True):  # short, and never half told: whoever cancels learns of it
             certain = await self._publish(attempt.checkpoint_id, collection)
-        self._published(taken, attempt)
+        self._published(taken, attempt, certain)
         self._stay_closed_if_stopping(prepared)
         await ports.probe("collector.published")
         if certain:
             await self._prune()
 
-    def _published(self, taken: Taken, attempt: _Attempt) -> None:
+    def _published(self, taken: Taken, attempt: _Attempt, certain: bool) -> None:
         attempt.published.append(taken)
         self.previous = taken.checkpoint_id
         self._shared.ports.tracer.emit(
             "collector.published",
             checkpoint_id=taken.checkpoint_id,
+            certain=certain,
             continued=keys(taken.continued),
             restarted=keys(taken.restarted),
             prepare_s=round(attempt.prepared_s, 6),

@@ -114,13 +114,15 @@ class AdmissionBook:
         """No admission, no beginning, until `open`."""
         self.closed = True
 
-    def open(self) -> None:
-        """Admit what waits, but for what a mark has refused meanwhile (INV-35)."""
+    def open(self) -> list[Ticket]:
+        """Admit what waits, but for what a mark has refused meanwhile (INV-35); returns what was admitted."""
         self.closed = False
-        for ticket in [each for each in self._waiting.values() if not each.stopping]:
+        admitted = [each for each in self._waiting.values() if not each.stopping]
+        for ticket in admitted:
             ticket.state = State.PARKED
             self.served = True
             del self._waiting[ticket.number]
+        return admitted
 
     def mark(self, episodes: Iterable[EpisodeId]) -> list[Ticket]:
         """Mark attempts and all earlier ones as retired; the tickets that must be stopped now, each only once ever."""

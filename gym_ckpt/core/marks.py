@@ -30,6 +30,10 @@ class Marks:
         for rollout_id in rollout_ids:
             self._highest.pop(rollout_id, None)
 
+    def highest(self) -> dict[str, int]:
+        """The highest retired attempt by rollout; a copy."""
+        return dict(self._highest)
+
     def refuses(self, episode: EpisodeId) -> bool:
         """Whether this attempt is retired."""
         return episode.attempt <= self._highest.get(episode.rollout_id, -1)

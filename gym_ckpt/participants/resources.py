@@ -119,18 +119,23 @@ class ResourcesParticipant(Participant):
                 if key is not None and key == session.last_key and session.last_reply is not None:
                     return session.last_reply
                 await self.ports.probe("resources.before_effect")
-                reply = await self._effect(session, tool, arguments)
+                reply = await self._effect(session, tool, arguments, key)
                 session.last_key, session.last_reply = key, reply
         return reply
 
-    async def _effect(self, session: Session, tool: str, arguments: dict[str, Any]) -> Answer:
+    async def _effect(self, session: Session, tool: str, arguments: dict[str, Any], key: str | None) -> Answer:
         try:
             result = await self._gym.call(session.state, tool, arguments)
         except ToolError as error:
             result = {"error": str(error)}
         session.revision += 1
         self.ports.tracer.emit(
-            "tool.effect", episode=session.episode.key, session=session.session_id, revision=session.revision, tool=tool
+            "tool.effect",
+            episode=session.episode.key,
+            session=session.session_id,
+            revision=session.revision,
+            tool=tool,
+            key=key,
         )
         await self.ports.probe("resources.after_effect")
         return answer({"result": result}, headers=[(REVISION_HEADER, str(session.revision))])

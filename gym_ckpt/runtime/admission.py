@@ -39,6 +39,8 @@ class Admission:
         ticket = self.book.arrive(episode)
         scope = anyio.CancelScope()
         self._scopes[ticket.number] = scope
+        if ticket.state is not State.WAITING:
+            self._admitted(ticket)
         try:
             with scope:
                 while ticket.state is State.WAITING:
@@ -61,10 +63,15 @@ class Admission:
     def open(self) -> None:
         """Open; everything that waited or was held goes on."""
         if self.book.closed:
-            self.book.open()
+            admitted = self.book.open()
             self._changed_to(closed=False)
+            for ticket in admitted:
+                self._admitted(ticket)
             self._opened.set()
             self.notify()
+
+    def _admitted(self, ticket: Ticket) -> None:
+        self._tracer.emit("admission.admitted", episode=ticket.episode, ticket=ticket.number)
 
     def _changed_to(self, *, closed: bool) -> None:
         self._tracer.emit("admission.closed" if closed else "admission.opened")
@@ -73,7 +80,15 @@ class Admission:
 
     def stop(self, episodes: Iterable[EpisodeId]) -> None:
         """Mark these attempts and cancel their work, each piece once (INV-32, INV-34)."""
-        for ticket in self.book.mark(episodes):
+        asked = tuple(episodes)
+        tickets = self.book.mark(asked)
+        self._tracer.emit(
+            "admission.stopped",
+            asked=asked,
+            refused=lambda: [self.book.marks.refuses(episode) for episode in asked],
+            stopped=lambda: [[ticket.number, ticket.episode] for ticket in tickets],
+        )
+        for ticket in tickets:
             self._scopes[ticket.number].cancel()
 
     async def until(self, met: Callable[[], bool]) -> None:

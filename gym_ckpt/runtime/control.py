@@ -28,7 +28,7 @@ from gym_ckpt.errors import (
 )
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
-from gym_ckpt.runtime.participant import Participant, Record
+from gym_ckpt.runtime.participant import Participant, Record, digests
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire import json
@@ -156,6 +156,7 @@ class ControlPlane:
         if self._abort.publishing and not self._committed.done:
             # The manifest may be appearing right now: say "resumed" only once nothing is written any more (INV-50).
             await self._committed.wait(until - anyio.current_time(), "the end of a write")
+        self._ports.tracer.emit("resume.done", checkpoint_id=request.checkpoint_id)
         return ResumeReply(phase=Phase.IDLE)
 
     async def retire(self, request: RetireRequest) -> RetireReply:
@@ -178,8 +179,15 @@ class ControlPlane:
             if self._admission.book.remaining(episodes):
                 left = {ticket.episode for ticket in self._admission.book.remaining(episodes)}
                 raise DeadlineExceeded(f"still stopping {', '.join(keys(left)[:5])}; late calls are refused: repeat")
+            self._ports.tracer.emit("retire.freeing", live=self._live)
             self._participant.free(episodes)
-        self._ports.tracer.emit("retire.done", episodes=keys(episodes))
+            self._ports.tracer.emit(
+                "retire.done",
+                episodes=keys(episodes),
+                remaining=lambda: [ticket.episode for ticket in self._admission.book.remaining(episodes)],
+                live=self._live,
+                marks=self._admission.book.marks.highest,
+            )
         return RetireReply(retired=tuple(keys(episodes)))
 
     async def forget(self, request: ForgetRequest) -> ForgetReply:
@@ -191,7 +199,9 @@ class ControlPlane:
                 raise refusal
             self._admission.book.marks.forget(rollout_ids)
             self._participant.forget(rollout_ids)
-        self._ports.tracer.emit("forget.done", rollouts=list(rollout_ids))
+            self._ports.tracer.emit(
+                "forget.done", rollouts=list(rollout_ids), marks=self._admission.book.marks.highest
+            )
         return ForgetReply(forgotten=rollout_ids)
 
     # Carrying out.
@@ -202,6 +212,9 @@ class ControlPlane:
     def _opened(self) -> str:
         assert self._state.checkpoint_id is not None, "the action belongs to an open checkpoint"
         return self._state.checkpoint_id
+
+    def _live(self) -> list[str]:
+        return keys(self._participant.live())
 
     def _target(self) -> Target:
         assert self._state.target is not None, "an export and an import have a target"
@@ -223,7 +236,7 @@ class ControlPlane:
             self._apply(event())
 
     def _apply(self, event: phases.Event) -> None:
-        before = self._state.phase
+        before, opened = self._state.phase, self._state.checkpoint_id
         self._state, actions = phases.step(self._state, event)
         if self._state.phase is not before or actions:
             self._ports.tracer.emit(
@@ -237,6 +250,14 @@ class ControlPlane:
             )
         for action in actions:
             self._act(action)
+        if before in phases.IMPORTING and self._state.phase is Phase.IDLE:
+            self._ports.tracer.emit(
+                "restore.ended",
+                restore_id=opened,
+                targets=lambda: keys(self._installing),
+                live=self._live,
+                marks=self._admission.book.marks.highest,
+            )
         if self._state.phase is not before:
             self._admission.notify()
 
@@ -305,10 +326,11 @@ class ControlPlane:
         self._ports.tracer.emit(
             "commit.exported",
             kind=str(participant.kind),
+            instance=participant.instance,
             checkpoint_id=checkpoint_id,
             episodes=keys(exported),
             scope=keys(target.scope),
-            records=records,
+            digests=lambda: digests(records),
         )
         await self._ports.probe("commit.exported")
         head = ManifestHead(kind=participant.kind, instance=participant.instance, checkpoint_id=checkpoint_id)
@@ -367,7 +389,11 @@ class ControlPlane:
             kind=str(participant.kind),
             instance=participant.instance,
             source=manifest.checkpoint_id,
-            records=records,
+            restore_id=self._state.checkpoint_id,
+            scope=keys(target.scope),
+            digests=lambda: digests(records),
+            live=self._live,
+            marks=self._admission.book.marks.highest,
         )
         await self._ports.probe("restore.installed")
         return RestoreReply(

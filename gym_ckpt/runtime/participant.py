@@ -6,14 +6,17 @@ phase, a lease, a directory or a token.
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from gym_ckpt.errors import NotLossless
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.admission import Admission
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import Report, report
 
 
@@ -85,6 +88,18 @@ class Participant(ABC):
     def committed(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]] | None:
         """Staging keys that these records refer to, all and by capture key; None for kinds that stage nothing."""
         return None
+
+
+def digests(records: Iterable[Record]) -> dict[str, str]:
+    """SHA-256 of each record's state, by capture key. For traces."""
+    return {record.episode.key: hashlib.sha256(_canonical(record.state)).hexdigest() for record in records}
+
+
+def _canonical(state: Any) -> bytes:
+    try:
+        return json.dumps(state, sort_keys=True)
+    except NotLossless as error:  # its export fails, for this reason
+        return str(error).encode()
 
 
 def up_to(episodes: Iterable[EpisodeId], held: Iterable[EpisodeId]) -> list[EpisodeId]:
