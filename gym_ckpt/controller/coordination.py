@@ -9,36 +9,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 import anyio
-import msgspec
 
+from gym_ckpt.controller.calls import ControlCalls, Times, each
 from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.errors import (
     CoordinationError,
-    DeadlineExceeded,
-    GymCkptError,
     NotCheckpointable,
     NotReady,
-    ParticipantFailed,
-    TransportError,
-    Unavailable,
 )
 from gym_ckpt.limits import (
-    CONTROL_ATTEMPT_TIMEOUT_S,
-    CONTROL_RETRY_FIRST_S,
-    CONTROL_RETRY_MAX_S,
     DISCOVERY_BUDGET_S,
     RESUME_BUDGET_S,
     RETIRE_BUDGET_S,
 )
 from gym_ckpt.ports import Ports
-from gym_ckpt.runtime.peer import PeerRefused, accepted
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire.messages import (
-    CONTROL_PREFIX,
     CommitReply,
     CommitRequest,
     ForgetReply,
@@ -54,17 +43,8 @@ from gym_ckpt.wire.messages import (
     RetireReply,
     RetireRequest,
     Status,
-    decode,
-    encode,
     refs,
 )
-
-R = TypeVar("R")
-M = TypeVar("M", bound=msgspec.Struct)
-Item = TypeVar("Item")
-T = TypeVar("T")
-Times = tuple[float, float]
-"""`deadline_ts` on the receiver's clock, and `budget_s`."""
 
 
 class Coordination:
@@ -77,7 +57,7 @@ class Coordination:
 
     def __init__(self, servers: Mapping[str, str], token: str, ports: Ports) -> None:
         self._servers = dict(servers)
-        self._headers = (("authorization", f"Bearer {token}"), ("content-type", "application/json"))
+        self._calls = ControlCalls(token, ports)
         self._ports = ports
         self._members: tuple[Member, ...] = ()
 
@@ -87,7 +67,7 @@ class Coordination:
         Raises:
             NotCheckpointable: a server cannot be asked in time, or no policy model takes part.
         """
-        found = await self._each(list(self._servers.items()), self._discover_one)
+        found = await each(list(self._servers.items()), self._calls.member)
         members = tuple(member for member in found if member is not None)
         if not any(member.kind is Kind.MODEL for member in members):
             raise NotCheckpointable("no policy-model server takes part in checkpoints: set `checkpoint` on the gym")
@@ -98,7 +78,7 @@ class Coordination:
         """The status of every participant, by server name. Raises `ParticipantFailed`."""
         until = anyio.current_time() + budget_s
         members = self._members or await self.discover()
-        replies = await self._each(members, lambda member: self._status(member.name, member.url, until))
+        replies = await each(members, lambda member: self._calls.status(member.name, member.url, until))
         return {member.name: status for member, status in zip(members, replies, strict=True) if status is not None}
 
     @asynccontextmanager
@@ -157,8 +137,8 @@ class Coordination:
 
         done = False
         try:
-            replies = await self._each(
-                self._members, lambda member: self._call(member, "restore", request, RestoreReply, until)
+            replies = await each(
+                self._members, lambda member: self._calls.call(member, "restore", request, RestoreReply, until)
             )
             installed = rules.installed(wanted, list(zip(self._members, replies, strict=True)))
             done = True
@@ -196,7 +176,7 @@ class Coordination:
             return ForgetRequest(rollout_ids=wanted, deadline_ts=times[0], budget_s=times[1])
 
         async def one(member: Member, until: float) -> None:
-            await self._call(member, "forget", request, ForgetReply, until)
+            await self._calls.call(member, "forget", request, ForgetReply, until)
 
         if wanted:
             await self._in_stages(rules.RETIRE, one, budget_s)
@@ -209,8 +189,8 @@ class Coordination:
 
         restarts: set[EpisodeId] = set()
         for stage in rules.stages(rules.PREPARE, self._members):
-            replies = await self._each(
-                stage, lambda member: self._call(member, "prepare", request, PrepareReply, opened.until)
+            replies = await each(
+                stage, lambda member: self._calls.call(member, "prepare", request, PrepareReply, opened.until)
             )
             if not all(reply.report.ready for reply in replies):
                 blockers, count = rules.merged(reply.report for reply in replies)
@@ -242,8 +222,8 @@ class Coordination:
                 budget_s=times[1],
             )
 
-        replies = await self._each(
-            self._members, lambda member: self._call(member, "commit", request, CommitReply, opened.until)
+        replies = await each(
+            self._members, lambda member: self._calls.call(member, "commit", request, CommitReply, opened.until)
         )
         return rules.committed(wanted, list(zip(self._members, replies, strict=True)))
 
@@ -256,13 +236,13 @@ class Coordination:
         async def one(member: Member) -> None:
             try:
                 until = anyio.current_time() + budget_s
-                await self._call(member, "renew", request, RenewReply, until)
+                await self._calls.call(member, "renew", request, RenewReply, until)
             except CoordinationError as error:
                 self._ports.tracer.emit("coordination.renew_failed", server=member.name, why=str(error))
 
         while True:
             await anyio.sleep(budget_s / 3)
-            await self._each(self._members, one)
+            await each(self._members, one)
 
     async def _undo_restore(self, restore_id: str, installed: Sequence[EpisodeId]) -> None:
         """Retire N+1 everywhere, then resume: admission stays closed until the failed restore's state is gone."""
@@ -282,7 +262,7 @@ class Coordination:
         async def one(member: Member) -> CoordinationError | None:
             try:
                 until = anyio.current_time() + RESUME_BUDGET_S
-                await self._call(member, "resume", request, ResumeReply, until)
+                await self._calls.call(member, "resume", request, ResumeReply, until)
             except CoordinationError as error:
                 self._ports.tracer.emit("coordination.resume_failed", server=member.name, why=str(error))
                 return error
@@ -290,14 +270,14 @@ class Coordination:
 
         failures: list[CoordinationError] = []
         for stage in rules.stages(rules.RESUME, self._members):
-            failures += [error for error in await self._each(stage, one) if error is not None]
+            failures += [error for error in await each(stage, one) if error is not None]
         return failures
 
     async def _retire_one(self, member: Member, wanted: Sequence[EpisodeId], until: float) -> None:
         def request(times: Times) -> RetireRequest:
             return RetireRequest(episode_ids=refs(wanted), deadline_ts=times[0], budget_s=times[1])
 
-        await self._call(member, "retire", request, RetireReply, until)
+        await self._calls.call(member, "retire", request, RetireReply, until)
 
     async def _in_stages(self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float) -> None:
         if not self._members:
@@ -312,96 +292,9 @@ class Coordination:
                 failures.append(error)
 
         for stage in rules.stages(order, self._members):
-            await self._each(stage, guarded)
+            await each(stage, guarded)
         if failures:
             raise failures[0]
-
-    # Calls.
-
-    async def _discover_one(self, server: tuple[str, str]) -> Member | None:
-        name, url = server
-        asked = self._ports.clock.wall()
-        try:
-            status = await self._status(name, url, anyio.current_time() + DISCOVERY_BUDGET_S)
-        except ParticipantFailed as error:
-            raise NotCheckpointable(f"server {name} cannot be asked for its status ({error.error})") from None
-        if status is None:
-            return None
-        middle = (asked + self._ports.clock.wall()) / 2
-        return Member(name, url, Kind(status.kind), status.server_time - middle)
-
-    async def _status(self, name: str, url: str, until: float) -> Status | None:
-        async def once(timeout_s: float) -> Status | None:
-            target = f"{url}{CONTROL_PREFIX}status"
-            reply = await self._ports.control.request("GET", target, headers=self._headers, timeout_s=timeout_s)
-            return None if reply.status == 404 else decode(accepted(target, reply).body, Status)
-
-        return await self._repeated(name, "status", once, until)
-
-    async def _call(
-        self,
-        member: Member,
-        operation: str,
-        request: Callable[[Times], msgspec.Struct],
-        reply_type: type[M],
-        until: float,
-    ) -> M:
-        """One operation on one participant, repeated until it is answered or `until` has passed.
-
-        Raises:
-            ParticipantFailed: it refused, or could not be reached in time.
-        """
-        target = f"{member.url}{CONTROL_PREFIX}{operation}"
-
-        async def once(timeout_s: float) -> M:
-            left = max(until - anyio.current_time(), 0.0)
-            times = (self._ports.clock.wall() + member.skew_s + left, left)
-            body = encode(request(times))
-            await self._ports.probe(f"coordination.before_{operation}")
-            reply = await self._ports.control.request(
-                "POST", target, headers=self._headers, body=body, timeout_s=timeout_s
-            )
-            await self._ports.probe(f"coordination.after_{operation}")
-            return decode(accepted(target, reply).body, reply_type)
-
-        return await self._repeated(member.name, operation, once, until)
-
-    async def _repeated(self, server: str, operation: str, once: Callable[[float], Awaitable[R]], until: float) -> R:
-        pause = CONTROL_RETRY_FIRST_S
-        while True:
-            left = max(until - anyio.current_time(), 0.0)
-            try:
-                # A reply that the receiver holds back until the deadline needs a little longer than that to arrive.
-                return await once(min(left, CONTROL_ATTEMPT_TIMEOUT_S) + CONTROL_RETRY_MAX_S)
-            except (TransportError, Unavailable, DeadlineExceeded) as error:
-                failure: GymCkptError = error
-            except GymCkptError as error:
-                if isinstance(error, PeerRefused) and error.status >= 500:
-                    failure = error
-                else:
-                    raise ParticipantFailed(server, operation, error) from None
-            if anyio.current_time() + pause >= until:
-                raise ParticipantFailed(server, operation, failure)
-            await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
-            pause = min(pause * 2, CONTROL_RETRY_MAX_S)
-
-    async def _each(self, items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> list[T]:
-        """`one` for every item at the same time; results in order. Waits for all; then raises the first error."""
-        results: dict[int, T] = {}
-        failures: dict[int, GymCkptError] = {}
-
-        async def run(index: int, item: Item) -> None:
-            try:
-                results[index] = await one(item)
-            except GymCkptError as error:
-                failures[index] = error
-
-        async with anyio.create_task_group() as tasks:
-            for index, item in enumerate(items):
-                tasks.start_soon(run, index, item)
-        if failures:
-            raise failures[min(failures)]
-        return [results[index] for index in range(len(items))]
 
 
 class OpenCheckpoint:
