@@ -115,8 +115,8 @@ def shield_from_interrupt() -> None:
 
 def log_to_stderr() -> None:
     """Warnings and what the tracer finds notable, one plain line each."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("gym_ckpt").setLevel(logging.INFO)
 
 
 def is_locked(path: Path) -> bool:

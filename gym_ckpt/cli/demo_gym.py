@@ -115,13 +115,13 @@ class DemoGym:
     def run_dir(self) -> Path:
         return self.folder / "checkpoints"
 
-    def prepare(self, rollouts: int) -> None:
+    def prepare(self, rollouts: int, tokens_per_s: float = TOKENS_PER_S) -> None:
         """Create folder and configuration, on ports that are free now."""
         self.folder.mkdir(parents=True)
         (self.folder / "logs").mkdir()
         self.ports = free_ports(len(SERVERS))
         text = _CONFIG.format(name=self.name, token=_TOKEN, ports=self.ports, concurrency=min(rollouts, 2000),
-                              tokens_per_s=TOKENS_PER_S)
+                              tokens_per_s=tokens_per_s)
         self.config.write_text(text, encoding="utf-8")
 
     def url(self, server: str) -> str:
