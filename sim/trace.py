@@ -39,13 +39,15 @@ class Trace:
     def __init__(self, *, tail: int = 200, keep_all: bool = False) -> None:
         self.events = 0
         self.rows: deque[Row] | list[Row] = [] if keep_all else deque(maxlen=tail)
+        self.fault: Callable[[Exception], None] | None = None
+        """Told what a listener raised: the code that emitted the row must not be able to swallow it."""
         self._pending: list[Row] = []
         self._hash = hashlib.blake2b(digest_size=16)
         self._listeners: list[Callable[[Row], None]] = []
         self._closed = False
 
     def subscribe(self, listener: Callable[[Row], None]) -> None:
-        """Call `listener` with every row from now on. What it raises stops the run."""
+        """Call `listener` with every row from now on. What it raises stops the run, even out of a node's own code."""
         self._listeners.append(listener)
 
     def emit(self, t: float, node: str, event: str, fields: dict[str, Any]) -> None:
@@ -62,7 +64,12 @@ class Trace:
         if len(self._pending) >= _BATCH_ROWS:
             self._flush()
         for listener in self._listeners:
-            listener(row)
+            try:
+                listener(row)
+            except Exception as exc:
+                if self.fault is None:
+                    raise
+                self.fault(exc)
 
     def close(self) -> None:
         """The run is over: what still unwinds leaves no row."""

@@ -141,6 +141,10 @@ class World:
     def _handler_failed(self, epoch: Epoch, kind: str, error: BaseException | None, detail: str) -> None:
         self.record(epoch.name, kind, error, detail)
 
+    def _stop(self, error: Exception) -> None:
+        if self.clock.fault is not None:
+            self.clock.fault(error)
+
     async def sleep(self, seconds: float) -> None:
         """For scripts."""
         await self.clock.sleep(seconds)
@@ -167,6 +171,7 @@ class World:
     ) -> RunResult:
         """Play `script` to its end, or until the run sticks or reaches `horizon_s`. Once per world."""
         self.clock.horizon_s = horizon_s
+        self.trace.fault = self._stop
         try:
             run_deterministic(
                 lambda: self._run(script), self.seed, self.clock, policy=self.policy, reaper=self.reaper, guard=guard

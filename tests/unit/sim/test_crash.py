@@ -11,6 +11,8 @@ import trio
 
 from gym_ckpt.errors import PeerLost
 from gym_ckpt.ports import FileSystem, Ports
+from sim import ports as ports_module
+from sim.epoch import Epoch
 from sim.fates import CalmFates, DiskFate, ProbeFate
 from sim.world import RunResult, World, run_world
 
@@ -24,11 +26,18 @@ def one_write(fs: FileSystem) -> Generator[str, None, None]:
 
 
 async def strike_out(ports: Ports) -> None:
-    """Every effect that a process can have."""
-    ports.tracer.emit("effect")
-    await ports.disk.run(one_write)
-    await ports.http.request("GET", "http://witness:1/effect")
-    ports.tracer.emit("effect")
+    """Every effect that a process can have, each tried whatever became of the one before."""
+    try:
+        ports.tracer.emit("effect")
+        await ports.http.request("GET", "http://witness:1/effect")
+    finally:
+        try:
+            await ports.disk.run(one_write)
+        finally:
+            try:
+                await ports.probe("effect")
+            finally:
+                ports.tracer.emit("effect")
 
 
 async def finally_that_awaits(ports: Ports) -> None:
@@ -237,7 +246,8 @@ def effects(result: RunResult, node: str = "victim") -> list[str]:
     return [
         row.text()
         for row in result.rows_tail[crash + 1 :]
-        if (row.node == node and not row.event.startswith("node."))
+        # that its sockets were closed is the system's doing
+        if (row.node == node and not row.event.startswith("node.") and row.event != "net.left")
         or (row.event == "net.arrived" and row.fields["x"] not in sent_before)
     ]
 
@@ -276,8 +286,21 @@ def test_the_same_tasks_do_have_effects_when_nobody_crashes_them() -> None:
         assert isinstance(node.error, BaseException) or node.exited
 
     result = run_world(0, script, keep_all_rows=True)
-    assert sum(row.event == "effect" for row in result.rows_tail) == 1  # then nobody listens: the request fails
+    assert sum(row.event == "effect" for row in result.rows_tail) == 2
+    assert {"net.request", "disk.step", "probe"} <= {row.event for row in result.rows_tail}
     assert [failure.kind for failure in result.errors] == ["died"]
+
+
+@pytest.mark.parametrize("broken", ["fence", "tracer"])
+def test_a_missing_fence_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_fence(epoch: Epoch) -> None:
+        pass
+
+    if broken == "fence":
+        monkeypatch.setattr(Epoch, "fence", open_fence)
+    else:
+        monkeypatch.setattr(ports_module._Tracer, "emit", lambda self, event, **fields: self._emit(self._name, event))
+    assert any(effects(crash_of(nasty, 0)[0]) for nasty in (shielded_cleanup, context_managers, event_and_timeout))
 
 
 def test_handlers_in_progress_die_with_their_node_and_clients_see_a_reset() -> None:

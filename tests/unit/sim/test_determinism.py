@@ -25,7 +25,7 @@ from sim import determinism
 from sim.clock import Deadlock, HorizonReached, Livelock, VirtualClock
 from sim.determinism import check_private_names, run_deterministic
 from sim.guard import StrayUse
-from sim.trace import Trace
+from sim.trace import Row, Trace
 from sim.world import World, run_world
 from tests.unit.sim import chatter
 
@@ -264,3 +264,27 @@ def test_listeners_see_every_row_and_can_stop_the_run() -> None:
 
     world.run(script).check()
     assert seen == ["a", "b"]
+
+
+def test_a_listener_that_raises_stops_the_run_whoever_emitted() -> None:
+    world = World(0)
+
+    def listen(row: Row) -> None:
+        if row.event == "bad":
+            raise AssertionError("violated")
+
+    async def main(ports: Ports) -> None:
+        try:
+            ports.tracer.emit("bad")
+        except BaseException:
+            pass
+        await anyio.sleep(1000)
+
+    async def script(world: World) -> None:
+        world.add_node("n", main, start=True)
+        await world.sleep(1000)
+
+    world.trace.subscribe(listen)
+    result = world.run(script)
+    assert [failure.detail for failure in result.errors] == ["AssertionError: violated"]
+    assert result.virtual_s == 0
