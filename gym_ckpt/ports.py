@@ -1,7 +1,7 @@
 """The seam between the protocol and the world that it runs in.
 
 Everything under `gym_ckpt/` reaches clocks, randomness, files, peers, listening sockets and signals through a `Ports`
-value handed to it at start. Production builds one from `gym_ckpt.runtime.production`; the simulator builds one per node.
+value handed to it at start. Production builds one with `gym_ckpt.adapters.system`; the simulator one per node.
 Tasks, relative time and cancellation come from anyio, which both worlds provide; so `anyio.current_time()` is the
 monotonic clock and `anyio.sleep` the timer.
 
