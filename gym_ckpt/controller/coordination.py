@@ -204,7 +204,12 @@ class Coordination:
             await self._ports.probe("coordination.stage_prepared")
         statuses = await self.statuses(opened.until - anyio.current_time())
         opened.restarts = frozenset(restarts)
-        opened.live = frozenset(EpisodeId.from_key(key) for status in statuses.values() for key in status.live)
+        opened.live = frozenset(
+            EpisodeId.from_key(key)
+            for status in statuses.values()
+            if status.kind == Kind.ENVIRONMENT
+            for key in status.live
+        )
 
     async def commit(
         self, opened: OpenCheckpoint, checkpoint_dir: str, scope: Iterable[EpisodeId], stop: bool
@@ -300,8 +305,8 @@ class Coordination:
 class OpenCheckpoint:
     """A checkpoint that every participant has prepared.
 
-    `restarts`: episodes that some participant cannot capture. `live`: episodes that hold state anywhere. `until`: the
-    deadline, on the monotonic clock.
+    `restarts`: episodes that some participant cannot capture. `live`: episodes that some environment runs or holds; a
+    `/run` of any other has its reply on the wire. `until`: the deadline, on the monotonic clock.
     """
 
     def __init__(self, coordination: Coordination, checkpoint_id: str, until: float) -> None:

@@ -40,7 +40,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A commit on every participant. `staging_keys_by_episode`: by capture key."""
+    """A commit on every participant. `staging_keys_by_episode`: by capture key.
+
+    `episodes`: those of the scope that an environment owns, and that will be continued. One that nobody owns has not
+    begun (its `/run` waits) or is over (its reply is on the wire): there is nothing of it to continue.
+    """
 
     episodes: tuple[EpisodeId, ...]
     staging_keys: tuple[str, ...]
@@ -83,11 +87,11 @@ def committed(scope: Iterable[EpisodeId], replies: Sequence[tuple[Member, Commit
             owners.update(reply.episode_ids)
         if member.kind is Kind.MODEL:
             by_episode = _partition(member, reply, by_episode)
-    for key in keys(wanted):
-        if owners[key] != 1:
+    for key in sorted(owners):
+        if owners[key] > 1:
             raise InconsistentReplies(f"episode {key} has {owners[key]} environment owners instead of one")
     staged = tuple(sorted(key for staging_keys in by_episode.values() for key in staging_keys))
-    return Committed(tuple(wanted), staged, by_episode)
+    return Committed(tuple(episode for episode in wanted if owners[episode.key]), staged, by_episode)
 
 
 def _partition(member: Member, reply: CommitReply, before: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
