@@ -1,0 +1,119 @@
+"""`inspect` over checkpoints that storage itself has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.cli.inspect import NoSuchEpisode, inspect_directory, size_text
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.ports import Job
+from gym_ckpt.storage import AbortFlag, ManifestHead, layout, publish, write_records
+from gym_ckpt.types import Kind
+from gym_ckpt.wire import json
+
+T = TypeVar("T")
+Shown = Callable[..., tuple[Any, bool]]
+
+
+def done(job: Job[T]) -> T:
+    steps = job(PosixFileSystem())
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def committed(run_dir: Path, checkpoint_id: str, token: str) -> None:
+    directory = layout.checkpoint_dir(str(run_dir), checkpoint_id)
+    for kind, instance in ((Kind.AGENT, "agent"), (Kind.MODEL, "policy")):
+        records = [
+            json.dumps({"episode": {"rollout_id": name, "attempt": 1}, "state": {"words": name}})
+            for name in ("r1", "r2")
+        ]
+        head = ManifestHead(kind=kind, instance=instance, checkpoint_id=checkpoint_id)
+        done(write_records(directory, head, records, AbortFlag(), token))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Two published checkpoints and one that was never published."""
+    path = tmp_path / "run"
+    path.mkdir()
+    for number in (1, 2):
+        committed(path, f"c{number}", f"{number:016x}")
+        held = {"continued": [{"rollout_id": "r1", "attempt": 1}], "restarted": [], "created_at": 5.0}
+        done(publish(str(path), f"c{number}", held, f"{number:016x}"))
+    committed(path, "c3", f"{3:016x}")
+    return path
+
+
+def shown(run_dir: Path, **options: Any) -> tuple[Any, bool]:
+    asked = {"verify": False, "episode": None} | options
+    text, sound = inspect_directory(str(run_dir), as_json=True, **asked)
+    return json.loads(text.encode()), sound
+
+
+def test_it_tells_latest_published_and_partial(run_dir: Path) -> None:
+    view, sound = shown(run_dir)
+    assert sound and view["latest"] == "c2"
+    assert [(each["checkpoint_id"], each["state"]) for each in view["checkpoints"]] == [
+        ("c2", "latest"), ("c1", "published"), ("c3", "partial"),
+    ]
+    newest = view["checkpoints"][0]
+    assert (newest["continued"], newest["restarted"], newest["sequence"]) == (1, 0, 2)
+    assert [(part["kind"], part["instance"], part["records"]) for part in newest["participants"]] == [
+        ("agent", "agent", 2), ("model", "policy", 2),
+    ]
+    assert newest["bytes"] == sum(part["bytes"] for part in newest["participants"]) > 0
+
+
+def test_only_verify_finds_a_flipped_byte(run_dir: Path) -> None:
+    assert shown(run_dir, verify=True)[1]
+    records = next(run_dir.glob("checkpoints/c1/gym/model/policy/records-*"))
+    data = bytearray(records.read_bytes())
+    data[-5] ^= 1
+    records.write_bytes(data)
+    assert shown(run_dir)[1]
+    view, sound = shown(run_dir, verify=True)
+    assert not sound
+    assert [each["checkpoint_id"] for each in view["checkpoints"] if each["problems"]] == ["c1"]
+
+
+def test_missing_parts_of_a_published_checkpoint_are_problems(run_dir: Path) -> None:
+    next(run_dir.glob("checkpoints/c2/gym/agent/agent/manifest.json")).unlink()
+    view, sound = shown(run_dir)
+    assert not sound and "manifest.json: is missing" in view["checkpoints"][0]["problems"][0]
+
+
+def test_an_episode_by_rollout_or_by_capture_key(run_dir: Path) -> None:
+    by_rollout, _ = shown(run_dir, episode="r1")
+    assert {each["capture_key"] for each in by_rollout} == {"r1-a1"} and len(by_rollout) == 6
+    assert all(each["state"] == {"words": "r1"} for each in by_rollout)
+    assert shown(run_dir, episode="r1-a1")[0] == by_rollout
+    with pytest.raises(NoSuchEpisode, match="holds 'r3'"):
+        shown(run_dir, episode="r3")
+
+
+def test_the_text_for_people_names_everything(run_dir: Path) -> None:
+    text, _ = inspect_directory(str(run_dir), verify=True, episode=None, as_json=False)
+    for words in ("c2  latest", "c1  published", "c3  partial", "policy", "1 rows continued", "every byte is right"):
+        assert words in text
+    text, _ = inspect_directory(str(run_dir), verify=False, episode="r2", as_json=False)
+    assert 'words: "r2"' in text
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no checkpoints"):
+        shown(tmp_path)
+
+
+def test_sizes_are_for_people() -> None:
+    assert [size_text(each) for each in (0, 999, 1000, 2_500_000, 7 * 10**12)] == [
+        "0 B", "999 B", "1.0 kB", "2.5 MB", "7000.0 GB",
+    ]
