@@ -7,7 +7,7 @@ clock: a wall clock that jumps cannot lengthen it (INV-53).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 import anyio.abc
@@ -18,27 +18,24 @@ from gym_ckpt.core.phases import Action, Phase, Target
 from gym_ckpt.errors import (
     DeadlineExceeded,
     ExportFailed,
-    GymCkptError,
     InvalidCheckpointState,
     InvalidPhase,
-    NotLossless,
     ProtocolError,
     RestartInScope,
     Unavailable,
 )
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
-from gym_ckpt.runtime.participant import Participant, Record, digests
-from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
+from gym_ckpt.runtime.participant import Participant
+from gym_ckpt.runtime.transfer import export_scope, import_scope
+from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
-from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import (
     CheckpointRequest,
     CommitReply,
     CommitRequest,
     ForgetReply,
     ForgetRequest,
-    ManifestInfo,
     PrepareReply,
     PrepareRequest,
     RenewReply,
@@ -199,9 +196,7 @@ class ControlPlane:
                 raise refusal
             self._admission.book.marks.forget(rollout_ids)
             self._participant.forget(rollout_ids)
-            self._ports.tracer.emit(
-                "forget.done", rollouts=list(rollout_ids), marks=self._admission.book.marks.highest
-            )
+            self._ports.tracer.emit("forget.done", rollouts=list(rollout_ids), marks=self._admission.book.marks.highest)
         return ForgetReply(forgotten=rollout_ids)
 
     # Carrying out.
@@ -309,42 +304,16 @@ class ControlPlane:
         self, checkpoint_id: str, target: Target, outcome: Outcome[CommitReply], abort: AbortFlag
     ) -> None:
         try:
-            reply = await self._write(checkpoint_id, target, abort)
-        except (GymCkptError, OSError) as error:
+            reply = await export_scope(self._participant, checkpoint_id, target, abort)
+        except AssertionError:
+            raise
+        except Exception as error:  # an author's hook may raise anything; this checkpoint has failed, the server lives
             failure = ExportFailed(f"{self._participant.kind} {self._participant.instance}: {error}")
             self._apply(phases.CommitFailed(checkpoint_id, failure.detail))
             outcome.fail(failure)
             return
         self._apply(phases.CommitWritten(checkpoint_id))
         outcome.succeed(reply)
-
-    async def _write(self, checkpoint_id: str, target: Target, abort: AbortFlag) -> CommitReply:
-        participant = self._participant
-        records = await participant.export(frozenset(target.scope), target.stop)
-        exported = sorted(record.episode for record in records)
-        assert set(exported) <= set(target.scope), "an export stays inside its scope"  # INV-40
-        self._ports.tracer.emit(
-            "commit.exported",
-            kind=str(participant.kind),
-            instance=participant.instance,
-            checkpoint_id=checkpoint_id,
-            episodes=keys(exported),
-            scope=keys(target.scope),
-            digests=lambda: digests(records),
-        )
-        await self._ports.probe("commit.exported")
-        head = ManifestHead(kind=participant.kind, instance=participant.instance, checkpoint_id=checkpoint_id)
-        manifest = await self._ports.disk.run(
-            write_records(target.directory, head, lambda: _lines(records), abort, self._ports.entropy.token())
-        )
-        staged = participant.committed(records)
-        return CommitReply(
-            phase=Phase.COMMITTED,
-            episode_ids=tuple(keys(exported)),
-            manifest=msgspec.convert(msgspec.to_builtins(manifest), ManifestInfo),
-            staging_keys=None if staged is None else staged[0],
-            staging_keys_by_episode=None if staged is None else staged[1],
-        )
 
     async def _import(
         self, checkpoint_id: str, target: Target, outcome: Outcome[RestoreReply], scope: anyio.CancelScope
@@ -354,53 +323,18 @@ class ControlPlane:
         async with self._import_serial:
             try:
                 with scope:
-                    reply = await self._read(target)
+                    reply = await import_scope(self._participant, checkpoint_id, target)
                 if reply is None:
                     raise InvalidPhase("the restore was ended before it was done")
-            except (GymCkptError, OSError) as error:
+            except AssertionError:
+                raise
+            except Exception as error:  # as for an export
                 self._discard(_targets(target))
                 self._apply(phases.ImportFailed(checkpoint_id))
-                outcome.fail(error if isinstance(error, ProtocolError) else Unavailable(f"checkpoint files: {error}"))
+                outcome.fail(_refusal(self._participant, error))
                 return
         self._apply(phases.Installed(checkpoint_id))
         outcome.succeed(reply)
-
-    async def _read(self, target: Target) -> RestoreReply:
-        participant, scope = self._participant, frozenset(target.scope)
-        manifest, rows = await self._ports.disk.run(
-            read_records(
-                target.directory,
-                participant.kind,
-                participant.instance,
-                None,
-                lambda row: _episode_of(row, participant.instance) in scope,
-            )
-        )
-        records = [Record(_episode_of(row, participant.instance).next(), row["state"]) for row in rows]
-        await participant.check(records)
-        # Whatever an earlier restore left in this process for these rollouts, marks included, is not part of this one.
-        rollout_ids = {episode.rollout_id for episode in scope}
-        participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
-        self._admission.book.marks.forget(rollout_ids)
-        self._admission.book.marks.mark(scope)
-        await participant.install(records)
-        self._ports.tracer.emit(
-            "restore.installed",
-            kind=str(participant.kind),
-            instance=participant.instance,
-            source=manifest.checkpoint_id,
-            restore_id=self._state.checkpoint_id,
-            scope=keys(target.scope),
-            digests=lambda: digests(records),
-            live=self._live,
-            marks=self._admission.book.marks.highest,
-        )
-        await self._ports.probe("restore.installed")
-        return RestoreReply(
-            phase=Phase.RESTORED,
-            source_checkpoint_id=manifest.checkpoint_id,
-            installed=tuple(keys(record.episode for record in records)),
-        )
 
     def _discard(self, installed: Sequence[EpisodeId]) -> None:
         """All or nothing (INV-60): no state of the attempts that a restore was for, and no late call of them."""
@@ -435,24 +369,16 @@ class _Serialized:
         self._lock.release()
 
 
-def _lines(records: Sequence[Record]) -> Iterator[bytes]:
-    """Records as JSON lines, one at a time: the file is never whole in memory."""
-    for record in records:
-        row = {"episode": {"rollout_id": record.episode.rollout_id, "attempt": record.episode.attempt}}
-        try:
-            yield json.dumps(row | {"state": record.state})
-        except NotLossless as error:
-            raise ExportFailed(f"episode {record.episode.key} cannot be exported: {error}") from None
-
-
-def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
-    episode = row.get("episode")
-    match episode:
-        case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row:
-            return EpisodeId.checked(rollout_id, attempt)
-    raise InvalidCheckpointState(f"a record of {instance} has no episode or no state")
-
-
 def _targets(target: Target) -> tuple[EpisodeId, ...]:
     """The attempts that a restore of this scope installs."""
     return tuple(episode.next() for episode in target.scope)
+
+
+def _refusal(participant: Participant, error: Exception) -> ProtocolError:
+    """What a failed import says to the controller."""
+    if isinstance(error, ProtocolError):
+        return error
+    named = f"{participant.kind} {participant.instance}"
+    if isinstance(error, OSError):
+        return Unavailable(f"{named}: checkpoint files cannot be read: {error}")
+    return InvalidCheckpointState(f"{named}: its records cannot be restored: {error!r}")

@@ -1,0 +1,110 @@
+"""What a commit and a restore move between a participant and its records in a checkpoint directory.
+
+Knows neither phases nor leases: the control plane says when, and what becomes of a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gym_ckpt.core.phases import Phase, Target
+from gym_ckpt.errors import ExportFailed, InvalidCheckpointState, NotLossless
+from gym_ckpt.runtime.participant import Participant, Record, digests
+from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
+from gym_ckpt.types import EpisodeId, keys
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CommitReply, ManifestInfo, RestoreReply
+
+
+async def export_scope(participant: Participant, checkpoint_id: str, target: Target, abort: AbortFlag) -> CommitReply:
+    """Export the scope and make it durable, records before manifest (INV-48), unless `abort` comes first (INV-50).
+
+    Raises: what the participant's hook or the files raise; `ExportFailed` for state that JSON cannot carry.
+    """
+    ports = participant.ports
+    records = await participant.export(frozenset(target.scope), target.stop)
+    exported = sorted(record.episode for record in records)
+    assert set(exported) <= set(target.scope), "an export stays inside its scope"  # INV-40
+    ports.tracer.emit(
+        "commit.exported",
+        kind=str(participant.kind),
+        instance=participant.instance,
+        checkpoint_id=checkpoint_id,
+        episodes=keys(exported),
+        scope=keys(target.scope),
+        digests=lambda: digests(records),
+    )
+    await ports.probe("commit.exported")
+    head = ManifestHead(kind=participant.kind, instance=participant.instance, checkpoint_id=checkpoint_id)
+    manifest = await ports.disk.run(
+        write_records(target.directory, head, lambda: _lines(records), abort, ports.entropy.token())
+    )
+    staged = participant.committed(records)
+    return CommitReply(
+        phase=Phase.COMMITTED,
+        episode_ids=tuple(keys(exported)),
+        manifest=msgspec.convert(msgspec.to_builtins(manifest), ManifestInfo),
+        staging_keys=None if staged is None else staged[0],
+        staging_keys_by_episode=None if staged is None else staged[1],
+    )
+
+
+async def import_scope(participant: Participant, restore_id: str, target: Target) -> RestoreReply:
+    """Read the scope's records, check them all, then install them under the next attempts; retire 0..N (INV-63).
+
+    Raises: what the participant's hooks or the files raise. Something may then be installed: the caller discards it.
+    """
+    ports, scope, marks = participant.ports, frozenset(target.scope), participant.admission.book.marks
+    manifest, rows = await ports.disk.run(
+        read_records(
+            target.directory,
+            participant.kind,
+            participant.instance,
+            None,
+            lambda row: _episode_of(row, participant.instance) in scope,
+        )
+    )
+    records = [Record(_episode_of(row, participant.instance).next(), row["state"]) for row in rows]
+    await participant.check(records)
+    # Whatever an earlier restore left in this process for these rollouts, marks included, is not part of this one.
+    rollout_ids = {episode.rollout_id for episode in scope}
+    participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
+    marks.forget(rollout_ids)
+    marks.mark(scope)
+    await participant.install(records)
+    ports.tracer.emit(
+        "restore.installed",
+        kind=str(participant.kind),
+        instance=participant.instance,
+        source=manifest.checkpoint_id,
+        restore_id=restore_id,
+        scope=keys(target.scope),
+        digests=lambda: digests(records),
+        live=lambda: keys(participant.live()),
+        marks=marks.highest,
+    )
+    await ports.probe("restore.installed")
+    return RestoreReply(
+        phase=Phase.RESTORED,
+        source_checkpoint_id=manifest.checkpoint_id,
+        installed=tuple(keys(record.episode for record in records)),
+    )
+
+
+def _lines(records: Sequence[Record]) -> Iterator[bytes]:
+    """Records as JSON lines, one at a time: the file is never whole in memory."""
+    for record in records:
+        row = {"episode": {"rollout_id": record.episode.rollout_id, "attempt": record.episode.attempt}}
+        try:
+            yield json.dumps(row | {"state": record.state})
+        except NotLossless as error:
+            raise ExportFailed(f"episode {record.episode.key} cannot be exported: {error}") from None
+
+
+def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
+    match row.get("episode"):
+        case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row:
+            return EpisodeId.checked(rollout_id, attempt)
+    raise InvalidCheckpointState(f"a record of {instance} has no episode or no state")
