@@ -293,8 +293,10 @@ class ControlPlane:
         try:
             with scope:
                 await self._participant.settle()
-        except ProtocolError as error:
-            outcome.fail(error)
+        except AssertionError:
+            raise
+        except Exception as error:
+            outcome.fail(error if isinstance(error, ProtocolError) else Unavailable(f"cannot settle: {error!r}"))
             self._apply(phases.PrepareRaised(checkpoint_id))
         else:
             outcome.succeed(None)
