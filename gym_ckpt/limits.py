@@ -80,6 +80,8 @@ READY_POLL_S: Final = 0.05
 """How often a supervisor looks whether its servers answer, and whether one has died."""
 KILL_AFTER_DRAIN_S: Final = 2.0
 """Added to DRAIN_S before a process that was told to stop is killed."""
+SIGNALLED_TOGETHER_S: Final = 1.0
+"""How long after a server's end its supervisor may get the SIGTERM that was sent to both."""
 LOG_LINES_SHOWN: Final = 12
 """Last lines of a server's log that an error shows."""
 

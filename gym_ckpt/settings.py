@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.types import Kind
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -92,7 +93,15 @@ class InferenceSettings(Settings, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class CollectSettings(Settings, frozen=True, kw_only=True):
-    """Rollout collection; `environment` is the name of the server that runs episodes."""
+    """Rollout collection. `environment`: name of the server that runs episodes.
+
+    `input`, `output`: JSON-lines files. `repeats`: rollouts per input row. `concurrency`: rows in flight at once.
+    `max_attempts`: failures until a row is given up. `checkpoint_dir`: turns checkpoints on. `checkpoint_every_s`: the
+    timer. `checkpoint_timeout_s`: budget of one checkpoint. `keep_checkpoints`: published ones kept.
+    `resume_from_cache`: continue the latest checkpoint; otherwise this run's earlier ones and rows are forgotten.
+    `retry_prepare`: further prepares after the blockers of a missed one were retired. `start_over`: when no checkpoint
+    is usable, run unfinished rows from their input instead of refusing.
+    """
 
     environment: str
     input: str
@@ -101,11 +110,11 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     concurrency: Count = 64
     max_attempts: Count = 3
     checkpoint_dir: str | None = None
-    checkpoint_every_s: float | None = None
-    checkpoint_timeout_s: float = 300.0
-    keep_checkpoints: int = 2
+    checkpoint_every_s: Positive | None = None
+    checkpoint_timeout_s: Annotated[float, Meta(gt=0, le=BUDGET_MAX_S)] = 300.0
+    keep_checkpoints: Count = 2
     resume_from_cache: bool = False
-    retry_prepare: int = 1
+    retry_prepare: Annotated[int, Meta(ge=0)] = 1
     start_over: bool = False
 
 

@@ -113,6 +113,11 @@ def shield_from_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def end_cleanly_at_sigterm() -> None:
+    """Let SIGTERM unwind this process as Ctrl-C does, so that it takes its processes and its files with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def log_to_stderr() -> None:
     """Warnings and what the tracer finds notable, one plain line each."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -37,7 +37,7 @@ def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
             raise ConfigError("--resume: needs collect.checkpoint_dir")
         wanted = msgspec.structs.replace(wanted, resume_from_cache=resume)
     log_to_stderr()
-    outcome = anyio.run(functools.partial(_collect, settings, wanted, _progress()))
+    outcome = anyio.run(functools.partial(_collect, settings, wanted, _progress(as_json)))
     if as_json:
         click.echo(encode(_summary(outcome)).decode())
     else:
@@ -45,8 +45,8 @@ def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
     return outcome.exit_code
 
 
-def _progress() -> Progress:
-    if sys.stderr.isatty() and sys.stdout.isatty():
+def _progress(as_json: bool) -> Progress:
+    if not as_json and sys.stderr.isatty() and sys.stdout.isatty():
         return RichProgress()
     return PlainProgress(lambda line: click.echo(line, err=True))
 

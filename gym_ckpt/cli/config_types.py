@@ -10,7 +10,8 @@ import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -29,16 +30,18 @@ from gym_ckpt.settings import (
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-SERVER_KINDS: Mapping[str, type[ServerSettings]] = {
+SERVER_KINDS: Final[Mapping[str, type[ServerSettings]]] = MappingProxyType({
     "environment": EnvironmentSettings,
     "agent": AgentSettings,
     "resources": ResourcesSettings,
     "model": ModelSettings,
     "inference": InferenceSettings,
-}
+})
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
-_TYPES = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
-          "object": "a table", "null": "nothing"}
+_TYPES: Final = MappingProxyType({
+    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
+    "object": "a table", "null": "nothing",
+})
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ import anyio
 import click
 import msgspec
 
-from gym_ckpt.adapters.host import monotonic
+from gym_ckpt.adapters.host import end_cleanly_at_sigterm, monotonic
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.supervisor import Supervisor
 from gym_ckpt.cli.demo_figures import Figures, Saved, compare, effects, judge, lost_calls, read_saved, repeated_calls
@@ -29,6 +29,7 @@ from gym_ckpt.wire import json
 
 def run_demo(rollouts: int, *, as_json: bool, keep: str | None) -> bool:
     """Carry out the demo and print its figures; True when nothing differs. Raises `DemoFailed`, `ServerDied`."""
+    end_cleanly_at_sigterm()
     folder = _folder(keep)
     began = monotonic()
     try:

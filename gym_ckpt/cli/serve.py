@@ -9,10 +9,11 @@ import anyio
 import click
 
 from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, shield_from_interrupt
-from gym_ckpt.adapters.supervisor import Supervisor, server_command
+from gym_ckpt.adapters.supervisor import ServerDied, Supervisor, server_command
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_types import suggestion
 from gym_ckpt.errors import ConfigError
+from gym_ckpt.limits import SIGNALLED_TOGETHER_S
 from gym_ckpt.settings import GymSettings
 
 
@@ -39,7 +40,12 @@ async def _run_servers(servers: Supervisor, config: str, settings: GymSettings) 
     await servers.wait_ready()
     for name, server in settings.servers.items():
         click.echo(f"{name}: ready at {server.url}", err=True)
-    await servers.watch()
+    try:
+        await servers.watch()
+    except ServerDied:
+        # A batch system signals every process of a step: then this one is about to be told, too, and all is well.
+        await anyio.sleep(SIGNALLED_TOGETHER_S)
+        raise
 
 
 def _log(name: str, line: str) -> None:

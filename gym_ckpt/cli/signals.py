@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from gym_ckpt.adapters.host import is_alive, is_locked, send_signal
 from gym_ckpt.errors import ConfigError, GymCkptError
 from gym_ckpt.storage import layout
 
 _PID = re.compile(r"(?:pid\D*)?(\d+)")
-_EFFECT = {
+_EFFECT: Final = MappingProxyType({
     "SIGUSR1": "takes a checkpoint and goes on",
     "SIGTERM": "takes a checkpoint and stops",
-}
+})
 
 
 class NotRunning(GymCkptError):
