@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gym_ckpt.core.agent_session import Call, Reply, ToolCall
+from gym_ckpt.errors import PeerLost
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import cumulative_hash
 from gym_ckpt.wire.sse import DONE, SseParser
@@ -45,9 +46,10 @@ class _Usage(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[_Choice] = []
     usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
+    error: dict[str, Any] | None = None
 
 
 def whole(body: bytes, call_id: str) -> Reply:
@@ -66,12 +68,15 @@ class StreamedCompletion:
         self.done = False
 
     def feed(self, chunk: bytes) -> None:
-        """Raises `MalformedCompletion`."""
+        """Raises `MalformedCompletion`; `PeerLost` when the server broke the stream off and said so in it."""
         for data in self._parser.feed(chunk):
             if data == DONE:
                 self.done = True
-            else:
-                self._assembly.add(_parse(data.encode()))
+                continue
+            part = _parse(data.encode())
+            if part.error is not None:
+                raise PeerLost(f"the model server broke its answer off: {part.error.get('message', 'no reason given')}")
+            self._assembly.add(part)
 
     def reply(self, call_id: str) -> Reply:
         """Raises `MalformedCompletion` when something is missing."""

@@ -18,8 +18,8 @@ import msgspec
 from gym_ckpt.core import episode as machine
 from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, next_step
 from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, StaleAttempt
-from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.limits import RELEASE_BUDGET_S
+from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.admission import Pass
 from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cookie_in, tagged

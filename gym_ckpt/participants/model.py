@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import anyio
 import msgspec
 
-from gym_ckpt.errors import InvalidCheckpointState, ProtocolError, TransportError
+from gym_ckpt.errors import InvalidCheckpointState, ProtocolError, StaleAttempt, TransportError
 from gym_ckpt.limits import PEER_RETRY_BUDGET_S, PEER_RETRY_FIRST_S, PEER_RETRY_MAX_S
 from gym_ckpt.ports import Headers, Ports, ReplyStream, Send
 from gym_ckpt.runtime.admission import Pass
@@ -25,7 +25,7 @@ from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, respo
 from gym_ckpt.runtime.install import CONTROL_ROOT, HEALTH
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.types import EpisodeId, Kind
-from gym_ckpt.wire import json
+from gym_ckpt.wire import json, sse
 from gym_ckpt.wire.messages import plain
 from gym_ckpt.wire.sse import SseParser, StartDetector
 
@@ -93,13 +93,20 @@ class ModelParticipant(Participant):
         body = await request.body()
         episode = request.episode
         if episode is None:
-            await self._while_connected(request, lambda: self._forward(request, body, send, None))
+            await self._while_connected(request, lambda: self._forward(request, body, _Delivery(send, None), None))
             return
-        async with self.admission.enter(episode) as work:
-            call_id = request.header(CALL_ID) or self.ports.entropy.token()
-            self.ports.tracer.emit("gate.admitted", episode=episode.key, call=call_id)
-            gate = _Call(self, work, episode, call_id)
-            await self._while_connected(request, lambda: self._forward(request, body, send, gate))
+        delivery: _Delivery | None = None
+        try:
+            async with self.admission.enter(episode) as work:
+                call_id = request.header(CALL_ID) or self.ports.entropy.token()
+                self.ports.tracer.emit("gate.admitted", episode=episode.key, call=call_id)
+                gate = _Call(self, work, episode, call_id)
+                delivery = answering = _Delivery(send, gate)
+                await self._while_connected(request, lambda: self._forward(request, body, answering, gate))
+        except StaleAttempt as error:
+            if delivery is None or not delivery.sent:
+                raise
+            await delivery.break_off(error.detail)
 
     async def _while_connected(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` until it is done or the caller has gone, whose generation then stops."""
@@ -119,10 +126,9 @@ class ModelParticipant(Participant):
             pass
         scope.cancel()
 
-    async def _forward(self, request: Request, body: bytes, send: Send, gate: _Call | None) -> None:
+    async def _forward(self, request: Request, body: bytes, delivery: _Delivery, gate: _Call | None) -> None:
         """Pass the call on; repeated when a worker is lost, as long as nothing was sent to the caller."""
         pause, give_up = PEER_RETRY_FIRST_S, None
-        delivery = _Delivery(send, gate)
         while True:
             try:
                 async with self._upstream(request, body, gate) as upstream:
@@ -130,8 +136,8 @@ class ModelParticipant(Participant):
                     return
             except TransportError as error:
                 if delivery.sent:
-                    # The answer ends here, incomplete: the caller sees its connection break, as without a gate.
                     self.ports.tracer.emit("gate.broken", why=str(error))
+                    await delivery.break_off("the inference worker was lost in mid-answer")
                     return
                 failure = error
             now = anyio.current_time()
@@ -217,7 +223,14 @@ class _Delivery:
     def __init__(self, send: Send, gate: _Call | None) -> None:
         self._send = send
         self._gate = gate
+        self._streaming = False
         self.sent = False
+
+    async def break_off(self, reason: str) -> None:
+        """End a stream that cannot go on with an error in it, which its reader tells from an end by itself."""
+        if self._streaming:
+            event = sse.event(json.dumps({"error": {"message": reason, "type": "broken_off"}}))
+            await self._send({"type": "http.response.body", "body": b"\n\n" + event, "more_body": False})
 
     async def run(self, upstream: ReplyStream) -> None:
         content_type = dict(upstream.headers).get("content-type", "application/json")
@@ -244,11 +257,12 @@ class _Delivery:
             if row is not None and b'"usage"' in chunk:
                 for data in parser.feed(chunk):
                     _count(row, _usage_in(data.encode()))
+        self._streaming = False
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _part(self, status: int, content_type: str, headers: Headers, chunk: bytes) -> None:
         if not self.sent:
-            self.sent = True
+            self.sent = self._streaming = True
             lines = [("content-type", content_type), ("cache-control", "no-cache"), *headers]
             encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
             await self._send({"type": "http.response.start", "status": status, "headers": encoded})

@@ -1,0 +1,170 @@
+"""The words of the gate's scenarios: a policy-model server, a worker that answers on cue, and a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.abc
+
+from gym_ckpt.errors import TransportError
+from gym_ckpt.participants.model import CALL_ID, ModelParticipant
+from gym_ckpt.ports import Ports, Send
+from gym_ckpt.runtime.asgi import Request, Route, Router, episode_context, tagged
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+from sim.world import World
+
+USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
+ANSWER = json.dumps({"choices": [], "usage": USAGE})
+LAST = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
+
+
+@dataclass
+class Worker:
+    """Answers each call with the bytes put in by `say`; `end` ends the answer. `lost` counts callers that left."""
+
+    streaming: bool
+    calls: int = 0
+    lost: int = 0
+    parts: list[bytes | None] = field(default_factory=list)
+    said: anyio.Event = field(default_factory=anyio.Event)
+
+    def say(self, *parts: bytes) -> None:
+        self.parts.extend(parts)
+        self._wake()
+
+    def end(self) -> None:
+        self.parts.append(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        self.said.set()
+        self.said = anyio.Event()
+
+    async def main(self, ports: Ports) -> None:
+        app = Router((Route("POST", "/v1/chat/completions", stream=self._serve),))
+        await ports.server.serve(app, "http://worker:80", ready=lambda: None)
+
+    async def _serve(self, request: Request, send: Send) -> None:
+        await request.body()
+        self.calls += 1
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                while (await request.receive())["type"] != "http.disconnect":
+                    pass
+                self.lost += 1
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            kind = b"text/event-stream" if self.streaming else b"application/json"
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+            at = 0
+            while True:
+                while at == len(self.parts):
+                    await self.said.wait()
+                part, at = self.parts[at], at + 1
+                await send({"type": "http.response.body", "body": part or b"", "more_body": part is not None})
+                if part is None:
+                    break
+            tasks.cancel_scope.cancel()
+
+
+@dataclass
+class Caller:
+    """One model call and what came of it. `body`: what has arrived so far."""
+
+    episode: EpisodeId | None = field(default_factory=lambda: EpisodeId("r"))
+    call_id: str = "call"
+    body: bytes = b""
+    status: int | None = None
+    done: bool = False
+    broken: bool = False
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    async def run(self, world: World) -> None:
+        path = "/v1/chat/completions"
+        url = f"http://policy:80{path}" if self.episode is None else tagged("http://policy:80", self.episode, path)
+        with self.scope:
+            try:
+                async with world.client().stream("POST", url, headers=((CALL_ID, self.call_id),), body=b"{}") as reply:
+                    self.status = reply.status
+                    async for chunk in reply.chunks():
+                        self.body += chunk
+                self.done = True
+            except TransportError:
+                self.broken = True
+
+    def leave(self) -> None:
+        self.scope.cancel()
+
+
+class Gate:
+    """The policy-model server under test; `participant` once it serves."""
+
+    def __init__(self) -> None:
+        self.participant: ModelParticipant | None = None
+
+    async def main(self, ports: Ports) -> None:
+        self.participant = ModelParticipant("policy", ports, ["http://worker:80"])
+        app = episode_context(Router(self.participant.routes()))
+        await ports.server.serve(app, "http://policy:80", ready=lambda: None)
+
+    @property
+    def it(self) -> ModelParticipant:
+        assert self.participant is not None, "the server is up"
+        return self.participant
+
+    async def rows(self, *episodes: EpisodeId) -> list[str]:
+        """Ids of the delivered calls that a checkpoint of these episodes would hold."""
+        records = await self.it.export(frozenset(episodes), stop=False)
+        return [row["model_call_id"] for record in records for row in record.state["rows"]]
+
+
+@dataclass
+class Stage:
+    """What a story plays with."""
+
+    world: World
+    gate: Gate
+    worker: Worker
+    tasks: anyio.abc.TaskGroup
+
+    async def call(self, **of: object) -> Caller:
+        """Make a call and let it get as far as it gets by itself."""
+        caller = Caller(**of)  # type: ignore[arg-type]
+        self.tasks.start_soon(caller.run, self.world)
+        await settle()
+        return caller
+
+    def seen(self, caller: Caller) -> tuple[bytes, bool]:
+        """What has reached the caller by now, and whether that is all."""
+        return caller.body, caller.done
+
+
+async def settle() -> None:
+    """Let everything that can happen without new input happen."""
+    await anyio.sleep(0.1)
+
+
+Story = Callable[[Stage], Awaitable[None]]
+
+
+def play(story: Story, *, streaming: bool = False) -> None:
+    """Tell one story in a calm world. Anything that goes wrong in a server fails it."""
+    gate, worker = Gate(), Worker(streaming)
+    world = World(1)
+    world.add_node("policy", gate.main)
+    world.add_node("worker", worker.main)
+
+    async def script(world: World) -> None:
+        for node in world.nodes.values():
+            node.start()
+        await settle()
+        async with anyio.create_task_group() as tasks:
+            await story(Stage(world, gate, worker, tasks))
+            tasks.cancel_scope.cancel()
+
+    world.run(script, horizon_s=1000).check()
