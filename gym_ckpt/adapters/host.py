@@ -85,27 +85,28 @@ def send_signal(pid: int, name: str) -> None:
     os.kill(pid, signal.Signals[name])
 
 
-def die_with_parent() -> bool:
-    """End this process by SIGTERM when the supervisor that started it is gone. False when none did: nothing is done.
+def die_with_parent(name: str = "SIGTERM") -> bool:
+    """End this process by a signal when the supervisor that started it is gone. False when none did: nothing is done.
 
     Linux does it by itself (PR_SET_PDEATHSIG); elsewhere a daemon thread looks once a second.
     """
     expected = os.environ.pop(PARENT_PID, None)
     if expected is None:
         return False
+    number = signal.Signals[name]
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     else:
-        threading.Thread(target=_watch_parent, args=(int(expected),), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(int(expected), number), daemon=True).start()
     if os.getppid() != int(expected):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
     return True
 
 
-def _watch_parent(expected: int) -> None:
+def _watch_parent(expected: int, number: int) -> None:
     while os.getppid() == expected:
         time.sleep(_PARENT_POLL_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
 
 
 def shield_from_interrupt() -> None:

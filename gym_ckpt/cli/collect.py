@@ -26,7 +26,8 @@ NOTABLE: Final = ("collector.published", "collector.restored")
 
 def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
     """Collect, print how it ended, and return the exit status. Raises `ConfigError` and what `collect` raises."""
-    if die_with_parent():
+    # Whoever supervises a collector supervises its servers, too: without them it could only try in vain.
+    if die_with_parent("SIGKILL"):
         shield_from_interrupt()
     settings = load(config).settings
     if settings.collect is None:
