@@ -1,0 +1,124 @@
+"""The oracle: watches a whole run against the invariants, and judges what it leaves.
+
+    findings    violations, and how often each check looked     known      a model of each server, from its events
+    files       checkpoints, read as an onlooker                gate       INV-11, 14, 16, 61, 63, 66, 68
+    retire      INV-30 … 34, 37, 38                             restore    INV-60, 62, 63, 65
+    contents    INV-6, 17, 18, 40, 41, 52                       disk       INV-48 … 51
+    collector   INV-2, 38, 90 … 94                              rows       INV-1 … 4
+    rest        INV-5, 53
+
+It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
+nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from gym_ckpt.ports import Ports
+from gym_ckpt.settings import ModelSettings
+from sim.cluster import CONTROLLER, OUTPUT, RUN_DIR, Cluster
+from sim.oracle.collector import Dispatching, Stops
+from sim.oracle.contents import Delivered, Scope
+from sim.oracle.disk import RunDirectory, Written
+from sim.oracle.files import Archive
+from sim.oracle.findings import Check, Findings, Violation
+from sim.oracle.gate import Arrivals, Fenced, Held
+from sim.oracle.known import Known
+from sim.oracle.rest import Rest
+from sim.oracle.restore import AllOrNothing, Installing
+from sim.oracle.retire import Forgetting, Retired, Retiring
+from sim.oracle.rows import Effects, judge_rows
+from sim.reference import Reference, output_of
+from sim.trace import Row
+from sim.world import World
+
+__all__ = ["Oracle", "Violation"]
+
+ACKNOWLEDGED = frozenset(
+    {"collector.row", "collector.published", "collector.restored", "gate.started", "tool.effect", "retire.done"}
+)
+"""What a run may be proud of."""
+
+
+class Oracle:
+    """One run's onlooker: `attach` before it, `finish` inside it once all has healed, `judge` after it.
+
+    `checked`: how often each invariant's checks have looked, by name; `acknowledged`: how often each thing was done.
+    """
+
+    def __init__(self, world: World, cluster: Cluster, reference: Reference) -> None:
+        self._world = world
+        self._cluster = cluster
+        self._reference = reference
+        self._findings = findings = Findings(world)
+        self._known = known = Known()
+        archive = Archive(world.disk, RUN_DIR)
+        models = frozenset(name for name, each in cluster.gym.servers.items() if isinstance(each, ModelSettings))
+        self._run_dir = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep)
+        self._written = Written(findings, known, world.disk, RUN_DIR)
+        self._checks: tuple[Check, ...] = (
+            Held(findings, known, models),
+            Arrivals(findings, known),
+            Fenced(findings, known),
+            Retiring(findings, known),
+            Forgetting(findings, known),
+            Retired(findings),
+            Installing(findings, archive),
+            AllOrNothing(findings, known, archive),
+            Scope(findings, archive),
+            Delivered(findings, archive),
+            Dispatching(findings, CONTROLLER),
+            Stops(findings, known),
+            Effects(findings, reference),
+            self._run_dir,
+            self._written,
+        )
+        self._handlers: dict[str, list[Callable[[Row], None]]] = {}
+        self._finished = False
+        self.acknowledged: Counter[str] = Counter()
+
+    @property
+    def violations(self) -> list[Violation]:
+        """In the order of their events."""
+        return self._findings.violations
+
+    @property
+    def checked(self) -> Counter[str]:
+        return self._findings.checked
+
+    def attach(self) -> None:
+        """Watch the trace from now on."""
+        for source in (self._known.handlers, *(check.handlers for check in self._checks)):
+            for event, handler in source().items():
+                self._handlers.setdefault(event, []).append(handler)
+        for event in sorted(ACKNOWLEDGED):
+            self._handlers.setdefault(event, []).append(self._acknowledge)
+        self._world.trace.subscribe(self._saw)
+
+    def _saw(self, row: Row) -> None:
+        handlers = self._handlers.get(row.event)
+        if handlers is not None:
+            for handler in handlers:
+                handler(row)
+
+    def _acknowledge(self, row: Row) -> None:
+        self.acknowledged[row.event] += 1
+
+    async def finish(self, ports: Ports) -> None:
+        """Faults have stopped and the controller has completed: see everything come to rest (INV-5)."""
+        await Rest(self._findings, self._world, self._cluster, self._known).reached(ports)
+        self._run_dir.inspect("at the end")
+        self._run_dir.kept()
+        self._written.after_all()
+        self._finished = True
+
+    def judge(self) -> None:
+        """The run is over: compare its output."""
+        if not self._finished:
+            self._run_dir.inspect("at the end")
+        data = self._world.disk.tree(OUTPUT).get(OUTPUT, b"")
+        judge_rows(self._findings, self._reference, output_of(data), complete=self._cluster.complete)
+        if not self.acknowledged:
+            self._findings.add("RUN-idle", "", "no row, no call, no checkpoint", "a run does something")

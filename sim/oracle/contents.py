@@ -1,0 +1,106 @@
+"""What a published checkpoint holds (INV-6, 17, 18, 40, 41, 52)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gym_ckpt.invariants import one_owner, only_started, within_scope
+from gym_ckpt.types import Kind
+from sim.oracle.files import Archive, Contents
+from sim.oracle.findings import Check, Findings, Handler, episodes
+from sim.trace import Row
+
+
+class Scope(Check):
+    """INV-40: records are of the scope. INV-41: a continued episode has one environment record. INV-52: no tokens."""
+
+    def __init__(self, findings: Findings, archive: Archive) -> None:
+        super().__init__(findings)
+        self._archive = archive
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"commit.exported": self._exported, "collector.published": self._published}
+
+    def _exported(self, row: Row) -> None:
+        self.look(40, within_scope(episodes(row.fields["episodes"]), episodes(row.fields["scope"])), row.node)
+
+    def _published(self, row: Row) -> None:
+        continued = episodes(row.fields["continued"])
+        contents = self._archive.contents(row.fields["checkpoint_id"])
+        for member, records in contents.records.items():
+            self.look(40, within_scope(records, continued), "/".join(member))
+            tokens = b'"token_ids"' in contents.raw[member] or b'"prompt_token_ids"' in contents.raw[member]
+            self.look(52, "token ids are in a checkpoint file" if tokens else None, "/".join(member))
+        owned = [each for (kind, _), held in contents.records.items() if kind == Kind.ENVIRONMENT for each in held]
+        self.look(41, one_owner(continued, owned), row.node)
+
+
+class Delivered(Check):
+    """INV-17, INV-18: a call is in a checkpoint only if its answer had started when its server exported.
+
+    INV-6: an attempt that continues a checkpoint does not repeat the calls that its session holds.
+    """
+
+    def __init__(self, findings: Findings, archive: Archive) -> None:
+        super().__init__(findings)
+        self._archive = archive
+        self._started: dict[str, None] = {}
+        """Calls whose answer started, over all lives, in order."""
+        self._at_export: dict[str, int] = {}
+        """By checkpoint: how many had when the first model server exported."""
+        self._done: dict[str, int] = {}
+        """By capture key of a restored attempt: calls that its session holds."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "gate.started": self._start,
+            "commit.exported": self._exported,
+            "collector.published": self._published,
+            "collector.restored": self._restored,
+        }
+
+    def _start(self, row: Row) -> None:
+        call = row.fields["call"]
+        self._started.setdefault(call)
+        done = self._done.get(row.fields["episode"])
+        number = _number(call)
+        if done is not None and number is not None:
+            self.look(6, f"call {call} was made again after a restore" if number < done else None, row.node)
+
+    def _exported(self, row: Row) -> None:
+        if row.fields["kind"] == Kind.MODEL:
+            self._at_export.setdefault(row.fields["checkpoint_id"], len(self._started))
+
+    def _published(self, row: Row) -> None:
+        checkpoint_id = row.fields["checkpoint_id"]
+        started = list(self._started)
+        contents = self._archive.contents(checkpoint_id)
+        self.look(17, only_started(_calls(contents), started))
+        before = started[: self._at_export.get(checkpoint_id, len(started))]
+        self.look(18, only_started(_rows(contents), before))
+
+    def _restored(self, row: Row) -> None:
+        for (kind, _), held in self._archive.contents(row.fields["checkpoint_id"]).records.items():
+            if kind == Kind.AGENT:
+                self._done.update({each.next().key: len(state["state"]["calls"]) for each, state in held.items()})
+
+
+def _rows(contents: Contents) -> list[str]:
+    """Calls in the model servers' records."""
+    held = [state for (kind, _), states in contents.records.items() if kind == Kind.MODEL for state in states.values()]
+    return [row["model_call_id"] for state in held for row in state["rows"]]
+
+
+def _calls(contents: Contents) -> list[str]:
+    """Calls in any record."""
+    held = [state for (kind, _), states in contents.records.items() if kind == Kind.AGENT for state in states.values()]
+    return [*_rows(contents), *(call["model_call_id"] for state in held for call in state["state"]["calls"])]
+
+
+def _number(call: str) -> int | None:
+    """Which call of its session it is, as the shipped agent names its calls: `<capture key>.c<number>.<try>`."""
+    _, _, rest = call.rpartition(".c")
+    number = rest.partition(".")[0]
+    return int(number) if number.isdigit() else None
+
+

@@ -1,0 +1,175 @@
+"""Admission and the gate: what starts, waits and leaves while admission is closed (INV-11, 14, 16, 61, 63, 66, 68)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gym_ckpt.invariants import marked
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX
+from sim.oracle.findings import Check, Findings, Handler, episode
+from sim.oracle.known import Known
+from sim.trace import Row
+
+REFUSALS = frozenset({409, 503})
+"""How a server would refuse a call because of a checkpoint."""
+GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+class Held(Check):
+    """INV-11: no answer starts while the gate is closed. INV-16: none leaves it before it has started."""
+
+    def __init__(self, findings: Findings, known: Known, models: frozenset[str]) -> None:
+        super().__init__(findings)
+        self._known = known
+        self._models = models
+        self._calls: set[int] = set()
+        """Exchanges that are gated calls, until their answer's head."""
+        self._asked: dict[int, str] = {}
+        self._undelivered: Counter[str] = Counter()
+        """By server: calls whose answer has started and whose head has not left."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "node.started": self._new_life,
+            "net.request": self._request,
+            "net.duplicate": self._request,
+            "net.arrived": self._arrived,
+            "net.head": self._head,
+            "gate.held": self._held,
+            "gate.started": self._start,
+        }
+
+    def _new_life(self, row: Row) -> None:
+        self._undelivered[row.node] = 0
+
+    def _request(self, row: Row) -> None:
+        path = row.fields["path"]
+        if path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
+            self._calls.add(row.fields["x"])
+
+    def _arrived(self, row: Row) -> None:
+        if row.node not in self._models:
+            self._calls.discard(row.fields["x"])
+
+    def _held(self, row: Row) -> None:
+        self.look(11, None, row.node)
+
+    def _start(self, row: Row) -> None:
+        self._undelivered[row.node] += 1
+        if self._known.server(row.node).closed:
+            self.look(11, f"the answer of call {row.fields['call']} started while admission was closed", row.node)
+
+    def _head(self, row: Row) -> None:
+        number = row.fields["x"]
+        if number not in self._calls:
+            return
+        self._calls.discard(number)
+        if row.fields["status"] >= 400:
+            return
+        self._undelivered[row.node] -= 1
+        if self._undelivered[row.node] >= 0:
+            self.look(16, None, row.node)
+            return
+        self._undelivered[row.node] = 0
+        closed = self._known.server(row.node).closed
+        self.look(11 if closed else 16, f"exchange {number}: an answer left that had not started", row.node)
+
+
+class Arrivals(Check):
+    """INV-14: at closed admission calls wait, are not admitted, and are not refused for it."""
+
+    def __init__(self, findings: Findings, known: Known) -> None:
+        super().__init__(findings)
+        self._known = known
+        self._tagged: dict[int, EpisodeId] = {}
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "net.request": self._request,
+            "net.duplicate": self._request,
+            "net.arrived": self._arrived,
+            "net.head": self._head,
+            "net.failed": self._gone,
+            "net.left": self._gone,
+            "admission.admitted": self._admitted,
+            "episode.started": self._admitted,
+        }
+
+    def _request(self, row: Row) -> None:
+        path = row.fields["path"]
+        # A second `/run` of one attempt is refused for what it is.
+        if path.startswith(ROLLOUT_PREFIX) and not path.endswith("/run"):
+            self._tagged[row.fields["x"]] = episode(path[len(ROLLOUT_PREFIX) :].partition("/")[0])
+
+    def _arrived(self, row: Row) -> None:
+        if row.fields["x"] in self._tagged and self._known.server(row.node).closed:
+            self.look(14, None, row.node)
+
+    def _gone(self, row: Row) -> None:
+        self._tagged.pop(row.fields["x"], None)
+
+    def _head(self, row: Row) -> None:
+        caller = self._tagged.pop(row.fields["x"], None)
+        if caller is None or row.fields["status"] not in REFUSALS:
+            return
+        server = self._known.server(row.node)
+        if server.closed and marked(server.marks, [caller]) is not None:
+            self.look(14, f"a call of {caller} got status {row.fields['status']} while admission was closed", row.node)
+
+    def _admitted(self, row: Row) -> None:
+        server = self._known.server(row.node)
+        if server.closed:
+            number = 66 if server.phase in ("restoring", "restored") else 14
+            self.look(number, f"work of {row.fields['episode']} was admitted while admission was closed", row.node)
+
+
+class Fenced(Check):
+    """INV-63: what a restore of N has retired is never at work again. INV-61: who has served does not restore.
+
+    INV-66, INV-68: from restore to resume admission is closed, and no call is made.
+    """
+
+    WORK = ("admission.admitted", "episode.started", "gate.started", "tool.effect")
+
+    def __init__(self, findings: Findings, known: Known) -> None:
+        super().__init__(findings)
+        self._known = known
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            **dict.fromkeys(self.WORK, self._work),
+            "admission.opened": self._opened,
+            "phase": self._phase,
+            "restore.installed": self._installed,
+        }
+
+    def _work(self, row: Row) -> None:
+        server = self._known.server(row.node)
+        server.served = True
+        if server.fenced:
+            at_work = episode(row.fields["episode"])
+            fence = server.fenced.get(at_work.rollout_id)
+            if fence is not None:
+                late = at_work.attempt <= fence
+                self.look(63, f"{row.event} of {at_work}, of which attempts to {fence} are retired" if late else None)
+        if server.phase in ("restoring", "restored") and row.event in ("gate.started", "tool.effect"):
+            self.look(68, f"{row.event} of {row.fields['episode']} during a restore", row.node)
+
+    def _opened(self, row: Row) -> None:
+        server = self._known.server(row.node)
+        if server.phase in ("restoring", "restored"):
+            self.look(66, f"admission opened in phase {server.phase}", row.node)
+        elif server.phase != "idle":
+            self.look(14, f"admission opened in phase {server.phase}", row.node)
+
+    def _phase(self, row: Row) -> None:
+        if row.fields["now"] == "restoring" and row.fields["was"] == "idle":
+            served = self._known.server(row.node).served
+            self.look(61, "a server that has served restores" if served else None, row.node)
+
+    def _installed(self, row: Row) -> None:
+        server = self._known.server(row.node)
+        self.look(66, None if server.closed else "a restore installs while admission is open", row.node)
+        self.look(68, None, row.node)

@@ -1,0 +1,81 @@
+"""The undisturbed run that every other must equal (INV-1): one per workload and process, independent of any seed.
+
+Rows are compared without what may differ: attempt numbers, times, and ids of model calls. Must not know faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from gym_ckpt.wire import json
+from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
+from sim.workload import WORKLOADS, workload
+from sim.world import World
+
+UNDISTURBED_S = 600.0
+"""Virtual seconds within which a calm run ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Output rows. `rows`: in canonical form without effects and tokens; `effects`, `tokens`: by rollout, in order."""
+
+    rollout_ids: tuple[str, ...]
+    rows: tuple[bytes, ...]
+    effects: tuple[tuple[str, Any], ...]
+    tokens: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a workload gives. `steps`: tool calls of each rollout's conversation."""
+
+    output: Output
+    effects: Mapping[str, Any]
+    tokens: Mapping[str, Any]
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+def reference(number: int) -> Reference:
+    """The undisturbed run of the workload of this number.
+
+    Raises:
+        AssertionError: it did not end well, so that there is nothing to compare with.
+    """
+    return _played(number % WORKLOADS)
+
+
+@lru_cache(maxsize=WORKLOADS)
+def _played(number: int) -> Reference:
+    world = World(0)
+    cluster = Cluster(world, workload(number), Options(checkpoint=False))
+
+    async def script(_: World) -> None:
+        cluster.start()
+        await until(world, lambda: not world.nodes[CONTROLLER].alive, UNDISTURBED_S)
+
+    world.run(script, 2 * UNDISTURBED_S).check()
+    assert cluster.complete, f"the undisturbed run of workload {number} ended as {cluster.outcome or cluster.refusal}"
+    data = world.disk.tree(OUTPUT)[OUTPUT]
+    output = output_of(data)
+    rows = [json.loads(line) for line in data.splitlines()]
+    steps = {row["rollout_id"]: sum(each["role"] == "tool" for each in row["messages"]) for row in rows}
+    return Reference(output, dict(output.effects), dict(output.tokens), steps)
+
+
+def output_of(data: bytes) -> Output:
+    """The whole lines of an output file. Raises `ValueError` for one that is no row."""
+    rollout_ids, rows, effects, tokens = [], [], [], []
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        row = json.loads(line)
+        rollout_id = row["rollout_id"]
+        calls = row.pop("calls", [])
+        rollout_ids.append(rollout_id)
+        effects.append((rollout_id, row.get("verification", {}).pop("effects", None)))
+        tokens.append((rollout_id, [{**call, "model_call_id": None} for call in calls]))
+        del row["attempt"]
+        rows.append(json.dumps(row, sort_keys=True))
+    return Output(tuple(rollout_ids), tuple(rows), tuple(effects), tuple(tokens))
