@@ -79,7 +79,7 @@ def test_a_new_call_waits_uncounted_and_is_then_served() -> None:
         stage.worker.end()
         stage.gate.it.admission.open()
         await settle()
-        assert stage.worker.calls == 0
+        assert stage.seen(caller) == (ANSWER, True)
 
     play(story)
 
