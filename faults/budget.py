@@ -1,0 +1,60 @@
+"""Keeps a plan inside what the protocol promises to survive.
+
+Bounded: the chaos and everything in it ends, so that liveness can be asked for after it. What is given up is stated
+here, so that a fault outside the promise is never a failure of the run:
+
+  - at most `CRASHES_MAX` deaths, since a rollout is given up after `LOST_ATTEMPTS_MAX` attempts without a reply;
+  - no single delay over `DELAY_MAX_S`, so that the chaos ends within the time that a run may take.
+
+Must not know: seeds, how a plan is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from faults import catalogue as faults
+from faults.catalogue import Fault
+from faults.plan import Plan
+from gym_ckpt.limits import LOST_ATTEMPTS_MAX
+
+FAULTS_MAX = 24
+CRASHES_MAX = 12
+DELAY_MAX_S = 60.0
+CHAOS_MAX_S = 120.0
+
+assert CRASHES_MAX * 2 < LOST_ATTEMPTS_MAX, "no rollout may be given up because faults struck it often (INV-1)"
+
+
+def within_budget(plan: Plan) -> Plan:
+    """The plan without what is too much."""
+    return msgspec.structs.replace(
+        plan, chaos_s=min(plan.chaos_s, CHAOS_MAX_S), faults=tuple(_few_crashes(map(_short, plan.faults[:FAULTS_MAX])))
+    )
+
+
+def _few_crashes(found: Iterable[Fault]) -> Iterable[Fault]:
+    left = CRASHES_MAX
+    for fault in found:
+        if isinstance(fault, faults.Crash | faults.CrashAtProbe | faults.CrashAtStep):
+            left -= 1
+            if left < 0:
+                continue
+        yield fault
+
+
+def _short(fault: Fault) -> Fault:
+    match fault:
+        case faults.Delay():
+            return msgspec.structs.replace(
+                fault, request_s=min(fault.request_s, DELAY_MAX_S), reply_s=min(fault.reply_s, DELAY_MAX_S)
+            )
+        case faults.Overrun():
+            return msgspec.structs.replace(fault, by_s=min(fault.by_s, DELAY_MAX_S))
+        case faults.SlowDisk():
+            return msgspec.structs.replace(fault, latency_s=min(fault.latency_s, DELAY_MAX_S))
+        case faults.Partition() | faults.Slow():
+            return msgspec.structs.replace(fault, for_s=min(fault.for_s, DELAY_MAX_S))
+    return fault

@@ -1,0 +1,163 @@
+"""Planted bugs: each one line of intent and a patch of one behaviour of the implementation.
+
+The ordinary campaign must find every one of them (`gym-ckpt sim bugs`). One that nobody finds is a hole in the faults
+or in the oracle; the mend belongs there, never here.
+
+Must not know: which invariant notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from faults import patches
+from faults.patches import Patches
+from gym_ckpt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`intent`: what a programmer might get wrong. `ground`: the part of the specification that it breaks."""
+
+    name: str
+    intent: str
+    ground: str
+    patch: Callable[[], Patches]
+
+
+BUGS: dict[str, Bug] = {
+    bug.name: bug
+    for bug in (
+        Bug(
+            "directory-fsync-before-pointer",
+            "the pointer is moved before the names of the checkpoint's files are durable",
+            "INV-48",
+            patches.no_directory_fsync,
+        ),
+        Bug(
+            "keep-later-attempts-at-restore",
+            "a restore leaves what dead executions left of the target and later attempts, marks included",
+            "INV-62",
+            patches.keep_later_attempts,
+        ),
+        Bug(
+            "mark-after-stop",
+            "a retire marks the attempt only after its work was stopped and has left",
+            "INV-32",
+            patches.mark_after_stop,
+        ),
+        Bug(
+            "deliver-held-responses",
+            "a response that is ready while admission is closed is delivered all the same",
+            "INV-11",
+            patches.deliver_held_responses,
+        ),
+        Bug(
+            "no-retire-after-failed-restore",
+            "after a failed restore everything is resumed without retiring what was installed",
+            "INV-60",
+            patches.no_retire_after_failed_restore,
+        ),
+        Bug(
+            "admit-while-closed",
+            "work that arrives at closed admission is admitted",
+            "INV-14",
+            patches.admit_while_closed,
+        ),
+        Bug(
+            "undelivered-call-exported",
+            "a model call gets its row when its answer is ready, not when it may be delivered",
+            "INV-17",
+            patches.row_before_leave,
+        ),
+        Bug(
+            "row-dropped-on-restart",
+            "a restarted collection forgets rows that were in flight and in no checkpoint",
+            "INV-1",
+            patches.drop_survivors,
+        ),
+        Bug(
+            "pointer-before-collection",
+            "the pointer names a checkpoint before its collection is there",
+            "INV-48",
+            patches.pointer_first,
+        ),
+        Bug(
+            "resume-does-not-reopen",
+            "a resume ends the checkpoint and leaves admission closed",
+            "INV-5",
+            patches.stay_closed,
+        ),
+        Bug(
+            "finished-rows-run-again",
+            "a restarted collection does not look which rows have finished",
+            "INV-2",
+            patches.forget_finished,
+        ),
+        Bug(
+            "tool-idempotency-off",
+            "a tool call whose reply was lost is done again",
+            "INV-3",
+            patches.no_idempotency,
+        ),
+        Bug(
+            "scope-ignored-on-export",
+            "a participant exports every episode that it holds",
+            "INV-40",
+            patches.export_everything,
+        ),
+        Bug(
+            "abort-flag-ignored",
+            "a write in progress goes on after the checkpoint was resumed",
+            "INV-50",
+            patches.ignore_abort,
+        ),
+        Bug(
+            "second-commit-overwrites",
+            "a manifest that is there already is replaced",
+            "INV-49",
+            patches.overwrite_manifest,
+        ),
+        Bug("restore-leaves-open", "a restore does not close admission", "INV-66", patches.restore_open),
+        Bug("retire-takes-the-next", "a retire of attempt N marks N+1 too", "INV-31", patches.mark_next),
+        Bug(
+            "retire-in-checkpoint", "attempts are retired while a checkpoint is open", "INV-30", patches.retire_any_time
+        ),
+        Bug("lease-never-ends", "a participant whose controller is gone stays closed", "INV-5", patches.no_lease),
+        Bug(
+            "prune-one-too-many",
+            "one published checkpoint fewer is kept than was asked for",
+            "INV-51",
+            patches.prune_more,
+        ),
+        Bug(
+            "half-a-restore-continues",
+            "a restore counts as done although a participant installed nothing",
+            "INV-60",
+            patches.believe_half_restore,
+        ),
+        Bug(
+            "restored-attempts-not-retired",
+            "a restore forgets that the attempts which it continues are dead",
+            "INV-63",
+            patches.no_marks_at_restore,
+        ),
+    )
+}
+
+
+@contextmanager
+def planted(name: str) -> Iterator[Bug]:
+    """The bug is in force until the context ends. Raises `ConfigError` when there is no such bug."""
+    if name not in BUGS:
+        raise ConfigError(f"there is no planted bug {name!r}: choose one of {', '.join(BUGS)}")
+    bug = BUGS[name]
+    with ExitStack() as stack:
+        for owner, attribute, value in bug.patch():
+            # From the class's own dictionary, so that a static method comes back as one.
+            real = vars(owner)[attribute] if attribute in vars(owner) else getattr(owner, attribute)
+            stack.callback(setattr, owner, attribute, real)
+            setattr(owner, attribute, value)
+        yield bug

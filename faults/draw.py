@@ -1,0 +1,372 @@
+"""Draws a plan from a seed, by profile.
+
+Per seed some kinds of fault are switched off entirely and the rest weighted at random, so that seeds differ in kind and
+not only in place. What is drawn then passes `faults.budget`.
+
+Must not know: how faults are carried out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from faults import catalogue as faults
+from faults.budget import within_budget
+from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
+from faults.plan import Plan, Setup
+from gym_ckpt.errors import ConfigError
+from sim.streams import stream
+
+SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
+PARTICIPANTS = SERVERS[:-1]
+CONTROLLER = "controller"
+NODES = (*SERVERS, CONTROLLER)
+WORKLOADS = 12
+
+POINTS = (
+    "agent.boundary", "collector.before_checkpoint", "collector.before_commit", "collector.before_dispatch_log",
+    "collector.before_output", "collector.before_publish", "collector.before_restore", "collector.before_retire",
+    "collector.committed", "collector.dispatch_logged", "collector.output_written", "collector.published",
+    "collector.replied", "collector.restore_installed", "collector.retired", "collector.start", "commit.exported",
+    "coordination.after_commit", "coordination.after_forget", "coordination.after_prepare", "coordination.after_renew",
+    "coordination.after_restore", "coordination.after_resume", "coordination.after_retire",
+    "coordination.before_commit", "coordination.before_forget", "coordination.before_prepare",
+    "coordination.before_renew", "coordination.before_restore", "coordination.before_resume",
+    "coordination.before_retire", "coordination.stage_prepared", "environment.boundary", "gate.before_start",
+    "gate.row_written", "resources.after_effect", "resources.before_effect", "restore.installed", "retire.marked",
+)  # fmt: skip
+"""Named points of `gym_ckpt`; `tests/unit/faults` compares them with the code."""
+MANY = frozenset({
+    "agent.boundary", "collector.before_output", "collector.output_written", "collector.replied",
+    "environment.boundary", "gate.before_start", "gate.row_written", "resources.after_effect",
+    "resources.before_effect",
+})  # fmt: skip
+"""Points that a run comes by often."""
+EVENTS: Mapping[str, int] = {
+    "gate.held": 6, "gate.started": 15, "gate.admitted": 20, "tool.effect": 10, "commit.exported": 8,
+    "restore.installed": 4, "restore.discarded": 3, "collector.published": 3, "collector.row": 8,
+    "collector.restored": 2, "admission.closed": 8, "admission.opened": 8, "retire.marked": 6, "retire.done": 4,
+    "forget.done": 3, "collector.dispatch": 12, "collector.lost": 4, "collector.checkpoint_failed": 2,
+    "agent.parked": 6, "episode.step": 30, "disk.step": 150, "net.arrived": 200, "net.replied": 200, "net.failed": 6,
+    "node.crashed": 3, "node.started": 10, "lease.expired": 2, "collector.signal": 2,
+}  # fmt: skip
+"""Rows of the trace to strike upon, and about how many of each there are."""
+CONTROL = ("status", "prepare", "renew", "commit", "restore", "resume", "retire", "forget")
+DATA: Mapping[str, tuple[str, ...]] = {
+    "environment": ("run",),
+    "agent": ("agent_sessions", "responses", "close"),
+    "inventory": ("seed_session", "verify", "close_session", "add_item", "take_item", "count_items"),
+    "verifier": ("verify",),
+    "policy": ("completions", "started"),
+    "worker": ("completions",),
+}
+OVERRUN: tuple[faults.Operation, ...] = (
+    "prepare", "commit", "restore", "resume", "retire", "forget", "status", "started",
+)  # fmt: skip
+STEPS: Mapping[str, tuple[str, ...]] = {
+    CONTROLLER: (
+        "log.write", "log.fsync", "log.open", "log.sync_dir", "files.create", "files.write", "files.fsync",
+        "files.rename", "files.sync_dir", "files.sync_parent", "files.mkdir", "publish.look",
+        "publish.sync_participant", "publish.sync_gym", "publish.sync_checkpoint", "publish.read", "prune.look",
+        "prune.unlink_pointer",
+        "prune.sync_pointer", "claim.lock", "claim.read", "verify.records", "verify.collection", "input.read",
+        "checkpoint.list_participants",
+    ),
+    "participant": (
+        "records.look", "records.create", "records.record", "records.write", "records.fsync", "records.rename",
+        "records.sync_dir", "records.publish", "records.sync_manifest", "records.read", "records.read_manifest",
+        "files.mkdir", "files.sync_parent", "files.create", "files.write", "files.fsync",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """`few`, `most`: number of faults; `areas`: weight of each; `chaos_s`: range of the end of chaos."""
+
+    areas: Mapping[str, float]
+    few: int
+    most: int
+    chaos_s: tuple[float, float]
+
+
+AREAS = ("processes", "network", "time", "disk", "signals")
+PROFILES: dict[str, Profile] = {
+    "calm": Profile({}, 0, 0, (0.0, 0.0)),
+    "default": Profile({"processes": 4, "network": 3, "time": 1.5, "disk": 1.5, "signals": 1.5}, 1, 6, (3.0, 12.0)),
+    "chaos": Profile({"processes": 4, "network": 4, "time": 2, "disk": 2, "signals": 2}, 6, 16, (8.0, 40.0)),
+    **{area: Profile({area: 1.0}, 1, 5, (3.0, 10.0)) for area in AREAS},
+}
+
+
+def draw(seed: int, profile: str) -> Plan:
+    """The plan of this seed. Raises `ConfigError` when there is no such profile."""
+    if profile not in PROFILES:
+        raise ConfigError(f"there is no fault profile {profile!r}: choose one of {', '.join(PROFILES)}")
+    wanted = PROFILES[profile]
+    chance = stream(seed, "plan", profile)
+    chaos_s = round(chance.uniform(*wanted.chaos_s), 3)
+    drawing = _Drawing(chance, chaos_s)
+    setup = _setup(chance)
+    plan = Plan(
+        setup=setup,
+        chaos_s=chaos_s,
+        requeue=drawing.restart(healing=False),
+        heal=Restart("whole" if chance.random() < 0.3 else "alone"),
+        faults=_faults(drawing, wanted, signalled=setup.every_s is None),
+    )
+    return within_budget(plan)
+
+
+def _setup(chance: random.Random) -> Setup:
+    return Setup(
+        workload=chance.randrange(WORKLOADS),
+        every_s=chance.choice((0.3, 0.6, 0.9, 1.4, 2.5, None)),
+        timeout_s=chance.choice((3.0, 8.0, 20.0)),
+        keep=chance.choice((1, 2, 3)),
+        grace_s=chance.choice((2.0, 6.0, 15.0)),
+        journalled=chance.random() < 0.5,
+    )
+
+
+def _faults(drawing: _Drawing, profile: Profile, *, signalled: bool) -> tuple[Fault, ...]:
+    chance = drawing.chance
+    found: list[Fault] = []
+    if profile.most == 0:
+        return ()
+    if signalled:  # without a timer somebody must ask for checkpoints
+        times = range(chance.choice((1, 1, 2)))
+        found += [faults.Signal("SIGUSR1", At(round(chance.uniform(0.1, 2.5), 3))) for _ in times]
+    kinds = _kinds(chance, profile)
+    if not kinds:
+        return tuple(found)
+    number = min(profile.most, profile.few + _geometric(chance, 0.62))
+    if profile.few > 1:
+        number = chance.randint(profile.few, profile.most)
+    makers, weights = [maker for maker, _ in kinds], [weight for _, weight in kinds]
+    for maker in chance.choices(makers, weights, k=number):
+        found.append(maker(drawing))
+    return tuple(found)
+
+
+Maker = Callable[["_Drawing"], Fault]
+
+
+def _kinds(chance: random.Random, profile: Profile) -> list[tuple[Maker, float]]:
+    """The kinds that this seed may draw, each with its weight: about a third is off, the rest weighted at random."""
+    kinds: list[tuple[Maker, float]] = []
+    for area, kind, maker, weight in KINDS:
+        off, luck = chance.random() < 0.35, 0.2 + chance.random()
+        del kind
+        if area in profile.areas and not off:
+            kinds.append((maker, weight * profile.areas[area] * luck))
+    return kinds
+
+
+def _geometric(chance: random.Random, p: float) -> int:
+    count = 0
+    while chance.random() < p and count < 64:
+        count += 1
+    return count
+
+
+class _Drawing:
+    """Draws places and moments."""
+
+    def __init__(self, chance: random.Random, chaos_s: float) -> None:
+        self.chance = chance
+        self.chaos_s = chaos_s
+
+    def time(self) -> float:
+        """Some time in the chaos, more often early: an undisturbed run takes about four seconds."""
+        latest = self.chaos_s if self.chance.random() < 0.3 else min(self.chaos_s, 4.0)
+        return round(self.chance.uniform(0.02, latest), 3)
+
+    def when(self) -> When:
+        """A time, any event, an event of a certain kind, or a phase."""
+        chance = self.chance
+        how = chance.random()
+        if how < 0.3:
+            return At(self.time())
+        if how < 0.5:
+            return OnEvent(chance.randrange(20, 1600))
+        if how < 0.65:
+            phase = chance.choice(("preparing", "prepared", "committed", "restoring", "restored", "idle"))
+            return OnPhase(phase, chance.randint(1, 10))
+        event = chance.choice(tuple(EVENTS))
+        return OnRow(event, chance.randint(1, EVENTS[event]))
+
+    def restart(self, *, healing: bool = True, whole: float = 0.45) -> Restart:
+        """How something comes back."""
+        chance = self.chance
+        how = chance.random()
+        after = round(chance.choice((0.0, chance.uniform(0.01, 0.5), chance.uniform(0.5, 5.0))), 3)
+        if healing and how > 0.93:
+            return Restart("healing")
+        return Restart("whole" if how < whole else "alone", after)
+
+    def point(self) -> tuple[str, int]:
+        """A named point, and which time."""
+        point = self.chance.choice(POINTS)
+        return point, self.chance.randint(1, 25 if point in MANY else 6)
+
+    def step(self) -> tuple[str, str, int]:
+        """A node, a disk step of it (or any), and which time."""
+        chance = self.chance
+        node = CONTROLLER if chance.random() < 0.6 else chance.choice(PARTICIPANTS)
+        if chance.random() < 0.25:
+            return node, "", chance.randint(1, 120)
+        steps = STEPS[CONTROLLER if node == CONTROLLER else "participant"]
+        return node, chance.choice(steps), chance.randint(1, 8)
+
+    def exchange(self) -> tuple[str, str, int, int]:
+        """Whose calls, which, from the k-th, how many in a row."""
+        chance = self.chance
+        n = chance.choice((1, 1, 1, 2, 3, 8))
+        if chance.random() < 0.45:
+            dst = chance.choice((*PARTICIPANTS, EVERYTHING))
+            return dst, chance.choice(CONTROL), chance.randint(1, 6 if dst != EVERYTHING else 20), n
+        dst = chance.choice(tuple(DATA))
+        return dst, chance.choice(DATA[dst]), chance.randint(1, 16), n
+
+
+def _everything(d: _Drawing) -> Fault:
+    return faults.Crash((EVERYTHING,), d.when(), d.restart(whole=0.95, healing=False))
+
+
+def _one(d: _Drawing) -> Fault:
+    return faults.Crash((d.chance.choice(NODES),), d.when(), d.restart(), silent=d.chance.random() < 0.15)
+
+
+def _controller(d: _Drawing) -> Fault:
+    return faults.Crash((CONTROLLER,), d.when(), d.restart(whole=0.6, healing=False))
+
+
+def _at_probe(d: _Drawing) -> Fault:
+    point, k = d.point()
+    everything = d.chance.random() < 0.4
+    return faults.CrashAtProbe(point, k, d.restart(whole=0.95 if everything else 0.5, healing=False), everything)
+
+
+def _at_step(d: _Drawing) -> Fault:
+    node, step, k = d.step()
+    everything = d.chance.random() < 0.4
+    restart = d.restart(whole=0.95 if everything else 0.5, healing=False)
+    return faults.CrashAtStep(node, k, step, d.chance.choice(("before", "after")), restart, everything)
+
+
+def _slow(d: _Drawing) -> Fault:
+    return faults.Slow(
+        d.chance.choice(NODES), d.time(), round(d.chance.uniform(0.1, 4.0), 3), round(d.chance.uniform(0.01, 1.5), 3)
+    )
+
+
+def _lose(how: faults.Loss) -> Maker:
+    def maker(d: _Drawing) -> Fault:
+        dst, route, k, n = d.exchange()
+        return faults.Lose(dst, route, how, k, n, chunks=d.chance.randint(0, 3) if how == "mid_reply" else 0)
+
+    return maker
+
+
+def _delay(d: _Drawing) -> Fault:
+    dst, route, k, n = d.exchange()
+    there, back = (round(d.chance.choice((0.0, d.chance.uniform(0.01, 4.0))), 3) for _ in range(2))
+    return faults.Delay(dst, route, k, n, there, back)
+
+
+def _duplicate(d: _Drawing) -> Fault:
+    dst, route, k, n = d.exchange()
+    return faults.Duplicate(dst, route, k, n, round(d.chance.choice((0.0, 0.001, d.chance.uniform(0.0, 5.0))), 3))
+
+
+def _jitter(d: _Drawing) -> Fault:
+    return faults.Jitter(round(d.chance.choice((0.005, 0.05, 0.3)), 3))
+
+
+def _partition(d: _Drawing) -> Fault:
+    chance = d.chance
+    ends = chance.choice((*NODES, EVERYTHING)), chance.choice(SERVERS)
+    return faults.Partition(*ends, d.time(), round(chance.uniform(0.1, 6.0), 3), silent=chance.random() < 0.5)
+
+
+def _overrun(d: _Drawing) -> Fault:
+    chance = d.chance
+    operation = chance.choice(OVERRUN)
+    dst = "policy" if operation == "started" else chance.choice((*PARTICIPANTS, EVERYTHING))
+    return faults.Overrun(
+        operation,
+        dst,
+        round(chance.uniform(2.0, 30.0), 3),
+        chance.randint(1, 4),
+        chance.choice((1, 2, 6)),
+        chance.choice(("request", "reply")),
+    )
+
+
+def _offset(d: _Drawing) -> Fault:
+    return faults.ClockOffset(
+        d.chance.choice(NODES), round(d.chance.choice((-1, 1)) * d.chance.uniform(0.5, 5000.0), 3)
+    )
+
+
+def _drift(d: _Drawing) -> Fault:
+    return faults.ClockDrift(d.chance.choice(NODES), round(d.chance.uniform(-0.2, 0.2), 4))
+
+
+def _jump(d: _Drawing) -> Fault:
+    seconds = round(d.chance.choice((-1, 1)) * d.chance.choice((0.5, 20.0, 4000.0)) * d.chance.uniform(0.5, 1.5), 3)
+    return faults.ClockJump(d.chance.choice(NODES), seconds, d.when())
+
+
+def _disk_error(d: _Drawing) -> Fault:
+    node, step, k = d.step()
+    return faults.DiskError(
+        node, d.chance.choice(("ENOSPC", "EDQUOT", "EIO", "EACCES")), k, d.chance.choice((1, 1, 3, 10)), step
+    )
+
+
+def _slow_disk(d: _Drawing) -> Fault:
+    node, step, k = d.step()
+    return faults.SlowDisk(
+        node,
+        round(d.chance.choice((0.05, 1.0, 10.0)) * d.chance.uniform(0.5, 1.5), 3),
+        k,
+        d.chance.choice((1, 3)),
+        step,
+    )
+
+
+def _signal(name: str) -> Maker:
+    def maker(d: _Drawing) -> Fault:
+        again = round(d.chance.choice((0.0, d.chance.uniform(0.0, 3.0))), 3) if d.chance.random() < 0.3 else None
+        return faults.Signal("SIGTERM" if name == "SIGTERM" else "SIGUSR1", d.when(), again)
+
+    return maker
+
+
+KINDS: tuple[tuple[str, str, Maker, float], ...] = (
+    ("processes", "crash of everything", _everything, 3.0),
+    ("processes", "crash of one node", _one, 2.0),
+    ("processes", "crash of the controller", _controller, 1.0),
+    ("processes", "crash at a named point", _at_probe, 2.0),
+    ("processes", "crash at a disk step", _at_step, 2.0),
+    *(("network", f"exchange lost: {how}", _lose(how), 1.0) for how in faults.LOSSES),
+    ("network", "exchange delayed", _delay, 1.5),
+    ("network", "exchange duplicated", _duplicate, 2.0),
+    ("network", "jitter", _jitter, 0.7),
+    ("network", "partition", _partition, 1.0),
+    ("time", "deadline overrun", _overrun, 3.0),
+    ("time", "slow node", _slow, 1.0),
+    ("time", "clock offset", _offset, 1.0),
+    ("time", "clock drift", _drift, 0.5),
+    ("time", "clock jump", _jump, 1.0),
+    ("disk", "disk error", _disk_error, 2.0),
+    ("disk", "slow disk", _slow_disk, 1.0),
+    ("disk", "crash at a disk step", _at_step, 1.0),
+    ("signals", "SIGUSR1", _signal("SIGUSR1"), 1.5),
+    ("signals", "SIGTERM", _signal("SIGTERM"), 1.5),
+)
+"""Area, kind, how to draw one, weight within the area."""

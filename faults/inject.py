@@ -1,0 +1,293 @@
+"""Carries out a plan in a world: answers its fates, and does at their time or event the things that nobody asks about.
+
+Deterministic: what chance there is (jitter) comes from a stream of the world's seed. A fault is counted when it
+strikes, not when it is planned. After `heal` nothing strikes any more.
+
+Must not know: how a plan was drawn, or what must hold.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from faults import catalogue as faults
+from faults.catalogue import EVERYTHING, Restart, When, kind_of
+from faults.plan import Plan
+from sim.fates import CALM_DISK, CALM_EXCHANGE, CALM_PROBE, DiskFate, ExchangeFate, ProbeFate
+from sim.streams import stream
+
+if TYPE_CHECKING:
+    from sim.trace import Row
+    from sim.world import World
+
+ExchangeFault = faults.Lose | faults.Delay | faults.Duplicate | faults.Overrun
+DiskFault = faults.CrashAtStep | faults.DiskError | faults.SlowDisk
+Act = Callable[[], None]
+Key = tuple[str, str]
+
+
+class _Rules:
+    """Faults by what they wait for, and how often it has come: only what some fault waits for is counted."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, list[tuple[int, int, Any]]] = {}
+        self._seen: Counter[Key] = Counter()
+
+    def add(self, key: Key, k: int, n: int, fault: Any) -> None:
+        self._by_key.setdefault(key, []).append((k, n, fault))
+
+    def due(self, *keys: Key) -> list[Any]:
+        """It has come once more under these keys: the faults that strike now."""
+        found = []
+        for key in keys:
+            rules = self._by_key.get(key)
+            if rules is not None:
+                self._seen[key] += 1
+                seen = self._seen[key]
+                found += [fault for k, n, fault in rules if k <= seen < k + n]
+        return found
+
+
+class Injector:
+    """The `Fates` of a world. Call `attach` before it runs."""
+
+    def __init__(self, seed: int, plan: Plan, everyone: tuple[str, ...], controller: str) -> None:
+        self.plan = plan
+        self.struck: Counter[str] = Counter()
+        """How often faults of each kind struck."""
+        self.healed = False
+        self._everyone = everyone
+        self._controller = controller
+        self._restarts: dict[str, Restart] = {}
+        self._chance = stream(seed, "fates")
+        self._jitter_s = 0.0
+        self._exchanges, self._disk, self._probes, self._rows = _Rules(), _Rules(), _Rules(), _Rules()
+        self._any_exchange = self._any_disk = self._any_probe = False
+        self._slow: list[faults.Slow] = []
+        self._partitions: list[faults.Partition] = []
+        self._on_event: dict[int, list[Act]] = {}
+        self._world: World | None = None
+
+    @property
+    def world(self) -> World:
+        assert self._world is not None, "an injector works once it is attached"
+        return self._world
+
+    def attach(self, world: World) -> None:
+        """Take up the plan. Subscribe whoever must see an event before its faults strike first."""
+        self._world = world
+        for fault in self.plan.faults:
+            self._take_up(fault)
+        world.trace.subscribe(self._saw)
+
+    def restart_of(self, node: str) -> Restart | None:
+        """How this node comes back from the fault that brought it down; None when no fault did."""
+        return self._restarts.pop(node, None)
+
+    def heal(self) -> None:
+        """Nothing strikes any more; clocks stay where they are and run as they should."""
+        self.healed = True
+        for host in self.world.hosts.values():
+            host.drift(0.0)
+
+    # ------------------------------------------------------------------------------------------- the plan
+
+    def _take_up(self, fault: faults.Fault) -> None:
+        match fault:
+            case faults.Crash():
+                self._upon(fault.when, lambda: self._crash(fault))
+            case faults.CrashAtProbe():
+                self._probes.add(("probe", fault.point), fault.k, 1, fault)
+                self._any_probe = True
+            case faults.CrashAtStep():
+                self._disk.add((fault.node, fault.step), fault.k, 1, fault)
+                self._any_disk = True
+            case faults.DiskError() | faults.SlowDisk():
+                self._disk.add((fault.node, fault.step), fault.k, fault.n, fault)
+                self._any_disk = True
+            case faults.Lose() | faults.Delay() | faults.Duplicate():
+                self._exchanges.add((fault.dst, fault.route), fault.k, fault.n, fault)
+                self._any_exchange = True
+            case faults.Overrun():
+                self._exchanges.add((fault.dst, fault.operation), fault.k, fault.n, fault)
+                self._any_exchange = True
+            case faults.Slow():
+                self._slow.append(fault)
+                self._count(fault)
+            case faults.Partition():
+                self._partitions.append(fault)
+            case faults.Jitter():
+                self._jitter_s = max(self._jitter_s, fault.max_s)
+                self._count(fault)
+            case faults.ClockOffset():
+                self.world.host(fault.node).jump(fault.seconds)
+                self._count(fault)
+            case faults.ClockDrift():
+                self.world.host(fault.node).drift(fault.rate)
+                self._count(fault)
+            case faults.ClockJump():
+                self._upon(fault.when, lambda: self._jump(fault))
+            case faults.Signal():
+                self._upon(fault.when, lambda: self._signal(fault))
+
+    def _upon(self, when: When, act: Act) -> None:
+        match when:
+            case faults.At():
+                self.world.clock.call_at(when.t_s, self._unless_healed, act)
+            case faults.OnEvent():
+                self._on_event.setdefault(when.index, []).append(act)
+            case faults.OnRow():
+                self._rows.add(("row", when.event), when.k, 1, act)
+            case faults.OnPhase():
+                self._rows.add(("phase", when.phase), when.k, 1, act)
+
+    def _count(self, fault: faults.Fault) -> None:
+        self.struck[kind_of(fault)] += 1
+
+    def _unless_healed(self, act: Act) -> None:
+        if not self.healed:
+            act()
+
+    def _saw(self, row: Row) -> None:
+        if self.healed:
+            return
+        acts = self._on_event.pop(self.world.trace.events, None) if self._on_event else None
+        if row.event == "phase":
+            acts = [*(acts or ()), *self._rows.due(("phase", row.fields["now"]), ("row", "phase"))]
+        else:
+            acts = [*(acts or ()), *self._rows.due(("row", row.event))]
+        for act in acts:
+            if trio.lowlevel.in_trio_task():
+                act()
+            else:  # amid the network's own work: right after it, and before any task runs
+                self.world.clock.call_after(0.0, self._unless_healed, act)
+
+    # ------------------------------------------------------------------------------------------- things that are done
+
+    def _crash(self, fault: faults.Crash) -> None:
+        names = self._everyone if EVERYTHING in fault.nodes else fault.nodes
+        alive = [name for name in names if self.world.nodes[name].alive]
+        if alive:
+            self._count(fault)
+        self._down(alive, fault.restart, silent=fault.silent)
+
+    def _down(self, names: list[str], restart: Restart, *, silent: bool = False) -> None:
+        for name in names:
+            self._restarts[name] = restart
+        for name in names:
+            self.world.nodes[name].crash(silent=silent)
+
+    def _all_down(self, restart: Restart) -> None:
+        self._down([name for name in self._everyone if self.world.nodes[name].alive], restart)
+
+    def _jump(self, fault: faults.ClockJump) -> None:
+        self.world.host(fault.node).jump(fault.seconds)
+        self._count(fault)
+
+    def _signal(self, fault: faults.Signal) -> None:
+        node = self.world.nodes[self._controller]
+        if node.alive:
+            self._count(fault)
+            node.signal(fault.name)
+        if fault.again_s is not None:
+            once = faults.Signal(fault.name, fault.when)
+            self.world.clock.call_after(fault.again_s, self._unless_healed, lambda: self._signal(once))
+
+    # ------------------------------------------------------------------------------------------- fates
+
+    def exchange(self, src: str, dst: str, method: str, path: str) -> ExchangeFate:
+        """See `sim.fates.Fates`."""
+        if self.healed:
+            return CALM_EXCHANGE
+        there = back = 0.0
+        fields: dict[str, Any] = {}
+        if self._any_exchange:
+            route = _route(path)
+            for fault in self._exchanges.due((dst, route), (dst, ""), (EVERYTHING, route), (EVERYTHING, "")):
+                self._count(fault)
+                match fault:
+                    case faults.Lose():
+                        fields |= _loss(fault)
+                    case faults.Delay():
+                        there, back = there + fault.request_s, back + fault.reply_s
+                    case faults.Overrun():
+                        there += fault.by_s if fault.side == "request" else 0.0
+                        back += fault.by_s if fault.side == "reply" else 0.0
+                    case faults.Duplicate():
+                        fields |= {"duplicate": True, "duplicate_delay_s": fault.after_s}
+        for cut in self._partitions:
+            if cut.src in (src, EVERYTHING) and cut.dst in (dst, EVERYTHING) and self._within(cut.from_s, cut.for_s):
+                self._count(cut)
+                fields |= {"lose": "before", "hang": True} if cut.silent else {"refuse": True}
+        slow = self._slowness(src) + self._slowness(dst)
+        if self._jitter_s:
+            there += self._chance.random() * self._jitter_s
+            back += self._chance.random() * self._jitter_s
+        if not fields and not there and not back and not slow:
+            return CALM_EXCHANGE
+        calm = CALM_EXCHANGE.request_latency_s
+        return ExchangeFate(request_latency_s=calm + there + slow, reply_latency_s=calm + back + slow, **fields)
+
+    def disk(self, node: str, step: str, op_index: int) -> DiskFate:
+        """See `sim.fates.Fates`."""
+        if self.healed or not (self._any_disk or self._slow):
+            return CALM_DISK
+        latency, failure, crash = CALM_DISK.latency_s + self._slowness(node), None, None
+        for fault in self._disk.due((node, step), (node, "")) if self._any_disk else ():
+            self._count(fault)
+            match fault:
+                case faults.DiskError():
+                    failure = getattr(errno, fault.errno)
+                case faults.SlowDisk():
+                    latency += fault.latency_s
+                case faults.CrashAtStep():
+                    crash = fault.side
+                    self._restarts[node] = fault.restart
+                    if fault.everything:
+                        self.world.clock.call_after(latency, self._all_down, fault.restart)
+        return DiskFate(latency_s=latency, error=failure, crash=crash)
+
+    def probe(self, node: str, point: str) -> ProbeFate:
+        """See `sim.fates.Fates`."""
+        if self.healed or not (self._any_probe or self._slow):
+            return CALM_PROBE
+        due = self._probes.due(("probe", point)) if self._any_probe else []
+        for fault in due:
+            self._count(fault)
+            self._restarts[node] = fault.restart
+            if fault.everything:
+                self.world.clock.call_after(0.0, self._all_down, fault.restart)
+        slow = self._slowness(node)
+        return ProbeFate(crash=bool(due), delay_s=slow) if due or slow else CALM_PROBE
+
+    def _slowness(self, node: str) -> float:
+        if not self._slow:
+            return 0.0
+        return sum(slow.delay_s for slow in self._slow if slow.node == node and self._within(slow.from_s, slow.for_s))
+
+    def _within(self, from_s: float, for_s: float) -> bool:
+        return from_s <= self.world.now < from_s + for_s
+
+
+@lru_cache(maxsize=8192)
+def _route(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _loss(fault: faults.Lose) -> dict[str, Any]:
+    match fault.how:
+        case "refuse":
+            return {"refuse": True}
+        case "hang":
+            return {"lose": "before", "hang": True}
+        case "hang_after":
+            return {"lose": "after", "hang": True}
+        case "mid_reply":
+            return {"lose": "mid_reply", "mid_reply_chunks": fault.chunks}
+    return {"lose": fault.how}

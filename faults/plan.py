@@ -1,0 +1,71 @@
+"""A fault plan: frozen data that says everything about a run but its chance, which comes from the seed.
+
+The same seed and plan give the same run. As text it is JSON, stable byte for byte; in words it is for people.
+
+Must not know: how a plan is drawn or carried out.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from faults.catalogue import Fault, Restart
+from gym_ckpt.errors import ConfigError
+
+PLAN_SCHEMA = 1
+
+
+class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is run: the workload, how the controller takes checkpoints, and what the disks are like."""
+
+    workload: int = 0
+    every_s: float | None = None
+    timeout_s: float = 20.0
+    keep: int = 2
+    grace_s: float = 15.0
+    journalled: bool = True
+
+    def words(self) -> str:
+        timer = "no timer" if self.every_s is None else f"a checkpoint every {self.every_s:g} s"
+        disks = "journalled" if self.journalled else "unordered"
+        return (
+            f"workload {self.workload}, {timer} within {self.timeout_s:g} s (grace {self.grace_s:g} s), "
+            f"{self.keep} kept, {disks} directories"
+        )
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`chaos_s`: until when faults may strike. `requeue`: how the controller comes back after it ended by itself;
+    `heal`: how everything comes up when the chaos is over."""
+
+    setup: Setup = Setup()
+    chaos_s: float = 0.0
+    requeue: Restart = Restart()
+    heal: Restart = Restart()
+    faults: tuple[Fault, ...] = ()
+    schema: int = PLAN_SCHEMA
+
+    def words(self) -> list[str]:
+        """One line per fault, after one of how things are set up."""
+        lines = [self.setup.words(), *(fault.words() for fault in self.faults)]
+        lines.append(
+            f"chaos ends at {self.chaos_s:g} s; a controller that ended by itself: {self.requeue.words()}; "
+            f"at the healing {'all is restarted' if self.heal.how == 'whole' else 'what is down comes up'}"
+        )
+        return lines
+
+
+def dump(plan: Plan) -> bytes:
+    """The plan as JSON, one line; equal plans give equal bytes."""
+    return msgspec.json.encode(plan)
+
+
+def load(data: bytes) -> Plan:
+    """The plan in these bytes. Raises `ConfigError`."""
+    try:
+        plan = msgspec.json.decode(data, type=Plan)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"not a fault plan: {error}") from None
+    if plan.schema != PLAN_SCHEMA:
+        raise ConfigError(f"fault plan of schema {plan.schema}; this simulator reads {PLAN_SCHEMA}")
+    return plan
