@@ -60,7 +60,7 @@ class Row:
     restored: bool = False
     """This attempt continues a checkpoint; sent but not logged, it goes back to RESTORED."""
     marked: bool = False
-    """Servers may hold a mark on earlier attempts, to be forgotten when the row is finished for good."""
+    """Servers may keep something of its attempts (a mark, the calls that were delivered): to be forgotten at its end."""
 
     @property
     def episode(self) -> EpisodeId:
@@ -159,6 +159,7 @@ class Collection:
             queue = self._queues[RowState.RESTORED] or self._queues[RowState.WAITING]
             row = self._rows[queue.popleft()]
             row.restored = row.state is RowState.RESTORED
+            row.marked = True
             self._move(row, RowState.IN_FLIGHT)
             taken.append(row.episode)
         return taken
@@ -256,7 +257,7 @@ class Collection:
         return given_up
 
     def forget_batch(self, limit: int) -> tuple[str, ...]:
-        """Finished rollouts of which servers may still hold a mark, at most `limit`."""
+        """Finished rollouts of which servers may still keep something, at most `limit`."""
         return tuple(name for name, _ in zip(self._forgettable, range(limit), strict=False))
 
     def forgotten(self, rollout_ids: Iterable[str]) -> None:

@@ -99,11 +99,11 @@ def plan_restart(
         failed = failures.get(rollout_id, nothing)
         episode = held.get(rollout_id)
         last = max(log.last(rollout_id), failed.last, -1 if episode is None else episode.attempt)
-        row = Row(rollout_id, failures=failed.count, marked=last > 0)
+        row = Row(rollout_id, failures=failed.count, marked=last >= 0)
         if rollout_id in finished:
             row.attempt = finished[rollout_id]
             row.state = RowState.FINISHED
-            row.marked = row.attempt > 0
+            row.marked = True
         elif failed.final:
             row.attempt = max(last, 0)
             row.state = RowState.FAILED
