@@ -202,10 +202,15 @@ class ResourcesParticipant(Participant):
         if self._gym.state_mode is StateMode.STATELESS:
             return []
         held = [self._sessions[self._of_episode[episode]] for episode in sorted(scope) if episode in self._of_episode]
-        return [Record(session.episode, msgspec.to_builtins(await self._exported(session))) for session in held]
+        return [Record(session.episode, await self._exported(session)) for session in held]
 
-    async def _exported(self, session: Session) -> _Exported:
-        return _Exported(session.session_id, session.revision, await self._gym.export_session_state(session.state))
+    async def _exported(self, session: Session) -> dict[str, Any]:
+        """The fields of `_Exported`, with the author's state as it is: what JSON cannot carry of it is refused later.
+
+        Not by msgspec, which would make lists of sets and text of dates, silently.
+        """
+        state = await self._gym.export_session_state(session.state)
+        return {"session_id": session.session_id, "revision": session.revision, "state": state}
 
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:
