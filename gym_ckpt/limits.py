@@ -127,6 +127,8 @@ FORGET_BATCH: Final = 256
 """Finished rollouts with a mark that are gathered before they are forgotten together."""
 FORGET_AT_END_S: Final = 10.0
 """How long the end of a run tries to forget what is left; marks die with the servers anyway."""
+TIDY_AT_END_S: Final = 10.0
+"""How long the end of a run tries to remove what failed checkpoints left."""
 COLLECT_RETRY_FIRST_S: Final = 0.05
 COLLECT_RETRY_MAX_S: Final = 5.0
 """Wait before the collector repeats what failed: a retire, a dispatch that could not be logged, a row not written."""
@@ -152,3 +154,20 @@ DEMO_DEEPEN_S: Final = 1.5
 DEMO_RUN_ON_S: Final = 0.6
 """From the published checkpoint to SIGKILL: work of this time is lost and must be done again."""
 DEMO_STATUS_TIMEOUT_S: Final = 10.0
+
+# Capture ledger and token store
+LEDGER_LOCKS: Final = 256
+"""Lock files that all rollouts of a run share; a number of their own each would leave one behind per rollout."""
+LEDGER_LOCK_RETRY_FIRST_S: Final = 0.001
+LEDGER_LOCK_RETRY_MAX_S: Final = 0.05
+LEDGER_LOCK_BUDGET_S: Final = 20.0
+"""How long a row, a marker or a batch waits for locks that other processes hold."""
+LEDGER_LINE_MAX_BYTES: Final = 1024 * 1024
+"""One row, or one reason for poison; they hold digests and keys, never tokens."""
+LEDGER_ATTEMPTS_MAX: Final = 10_000
+"""Attempts of one rollout that a retire fences, each with a file of its own."""
+STAGED_MAX_BYTES: Final = 1024 * 1024 * 1024
+"""One staged call in the token store: sixteen bytes a token."""
+STAGED_HEAD_MAX_BYTES: Final = 64 * 1024 * 1024
+assert LEDGER_LOCK_RETRY_FIRST_S < LEDGER_LOCK_RETRY_MAX_S < LEDGER_LOCK_BUDGET_S
+assert LOST_ATTEMPTS_MAX < LEDGER_ATTEMPTS_MAX

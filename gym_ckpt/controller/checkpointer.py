@@ -33,6 +33,10 @@ class Checkpointer:
         """The checkpoint in force, None before the first."""
         return self._taking.previous
 
+    async def tidy(self) -> None:
+        """The run is complete: leave no partial checkpoint behind. The caller holds the checkpoint lock."""
+        await self._taking.tidy()
+
     async def run(self) -> None:
         """Take checkpoints until a stop is complete (`stopped`) or this is cancelled."""
         interrupts = self._shared.interrupts

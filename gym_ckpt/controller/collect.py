@@ -152,7 +152,7 @@ class _Run:
             shared.changed()
             try:
                 await shared.ended.wait()
-                unwritten = await self._end(shared, housekeeping)
+                unwritten = await self._end(shared, housekeeping, checkpointer)
             finally:
                 self._in_force = checkpointer.previous if checkpointer is not None else None
             tasks.cancel_scope.cancel()
@@ -175,11 +175,15 @@ class _Run:
             progress=self._progress,
         )
 
-    async def _end(self, shared: Shared, housekeeping: Housekeeping) -> str | None:
-        """Let an open checkpoint end, forget what is left, make rows durable; returns why some are not."""
+    async def _end(
+        self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None
+    ) -> str | None:
+        """Let an open checkpoint end, forget and remove what is left, make rows durable; returns why some are not."""
         if shared.collection.done:
             async with shared.checkpoint_lock:
                 closed = shared.left_closed
+                if checkpointer is not None:
+                    await checkpointer.tidy()
             if not closed:
                 await housekeeping.forget_rest()
         with anyio.move_on_after(ROWS_FLUSH_AT_STOP_S) as limit:

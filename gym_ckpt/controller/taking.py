@@ -20,11 +20,11 @@ from gym_ckpt.controller.housekeeping import why
 from gym_ckpt.controller.published import collection_of, participants_in
 from gym_ckpt.controller.shared import Coordination, OpenCheckpoint, Shared
 from gym_ckpt.errors import GymCkptError, InvalidRolloutId, NotReady
-from gym_ckpt.limits import REPLY_ON_THE_WIRE_S
+from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, REPLY_ON_THE_WIRE_S, TIDY_AT_END_S
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import make_dirs, reason
 from gym_ckpt.storage.pruning import prune
-from gym_ckpt.storage.publication import latest, publish
+from gym_ckpt.storage.publication import latest, publish, sync_pointer
 from gym_ckpt.types import EpisodeId, keys
 
 
@@ -192,16 +192,35 @@ class Taking:
             return False
         return True
 
-    async def _prune(self) -> None:
+    async def tidy(self) -> None:
+        """At the end of a run: remove what failed checkpoints left, as far as that goes in `TIDY_AT_END_S` (INV-5).
+
+        The pointer in force is made durable first: an older one that came back would name what is gone (INV-48).
+        """
+        with anyio.move_on_after(TIDY_AT_END_S):
+            while not await self._tidied():
+                await anyio.sleep(COLLECT_RETRY_FIRST_S)
+
+    async def _tidied(self) -> bool:
+        try:
+            await self._shared.ports.disk.run(sync_pointer(self._run_dir))
+        except OSError as error:
+            self._shared.progress.message(f"leftovers of checkpoints could not be removed ({reason(error)})")
+            return False
+        return await self._prune()
+
+    async def _prune(self) -> bool:
+        """True when everything that may go is gone."""
         shared = self._shared
         try:
             keep = shared.settings.keep_checkpoints
             pruned = await shared.ports.disk.run(prune(self._run_dir, keep))
         except OSError as error:
             shared.progress.message(f"older checkpoints could not be pruned ({reason(error)})")
-            return
+            return False
         for failed in pruned.failed:
             shared.progress.message(f"could not be pruned: {failed}")
+        return not pruned.failed
 
 
 def _episodes(blockers: Iterable[str]) -> list[EpisodeId]:

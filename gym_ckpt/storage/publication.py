@@ -158,6 +158,16 @@ def latest(run_dir: str) -> Job[str | None]:
     return job
 
 
+def sync_pointer(run_dir: str) -> Job[None]:
+    """Make the pointer that stands now the one that a crash leaves. Raises (by the job) `OSError`."""
+
+    def job(fs: FileSystem) -> Generator[str, None, None]:
+        yield "publish.sync_pointer"
+        fs.fsync_dir(run_dir)
+
+    return job
+
+
 def read_collection(run_dir: str, checkpoint_id: str) -> Job[dict[str, Any]]:
     """A checkpoint's `collection.json`, with the `checkpoint_id` and `sequence` that publication added.
 
