@@ -17,18 +17,23 @@ class Scope(Check):
     def __init__(self, findings: Findings, archive: Archive) -> None:
         super().__init__(findings)
         self._archive = archive
+        self._scopes: dict[str, list[str]] = {}
+        """By checkpoint: what was committed. More than is continued: an episode whose environment died is in it."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {"commit.exported": self._exported, "collector.published": self._published}
 
     def _exported(self, row: Row) -> None:
-        self.look(40, within_scope(episodes(row.fields["episodes"]), episodes(row.fields["scope"])), row.node)
+        scope = row.fields["scope"]
+        self._scopes[row.fields["checkpoint_id"]] = scope
+        self.look(40, within_scope(episodes(row.fields["episodes"]), episodes(scope)), row.node)
 
     def _published(self, row: Row) -> None:
         continued = episodes(row.fields["continued"])
+        scope = episodes(self._scopes.get(row.fields["checkpoint_id"], []))
         contents = self._archive.contents(row.fields["checkpoint_id"])
         for member, records in contents.records.items():
-            self.look(40, within_scope(records, continued), "/".join(member))
+            self.look(40, within_scope(records, scope), "/".join(member))
             tokens = b'"token_ids"' in contents.raw[member] or b'"prompt_token_ids"' in contents.raw[member]
             self.look(52, "token ids are in a checkpoint file" if tokens else None, "/".join(member))
         owned = [each for (kind, _), held in contents.records.items() if kind == Kind.ENVIRONMENT for each in held]
