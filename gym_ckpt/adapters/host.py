@@ -5,6 +5,7 @@ The one place of the command line that asks the operating system; commands stay 
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import fcntl
 import logging
@@ -123,6 +124,12 @@ def log_to_stderr() -> None:
     """Warnings and what the tracer finds notable, one plain line each."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("gym_ckpt").setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """A call that the end of a drain cut off has a line already that says so; its traceback says nothing more."""
+    return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 
 def is_locked(path: Path) -> bool:

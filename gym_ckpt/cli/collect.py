@@ -11,8 +11,9 @@ import click
 import msgspec
 
 from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, shield_from_interrupt
-from gym_ckpt.adapters.system import LogTracer, production_ports
+from gym_ckpt.adapters.system import NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
+from gym_ckpt.cli.left_closed import FreshCoordination
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.progress import PlainProgress, Progress, RichProgress
@@ -20,8 +21,8 @@ from gym_ckpt.errors import ConfigError
 from gym_ckpt.settings import CollectSettings, GymSettings
 from gym_ckpt.wire.messages import encode
 
-NOTABLE: Final = ("collector.published", "collector.restored")
-"""Trace events that stand in the collector's log: what a checkpoint and a restore held and took."""
+LOGGED: Final = NOTABLE | {"collector.published", "collector.restored"}
+"""Trace events that stand in the collector's log: besides the notable ones, what a checkpoint and a restore held."""
 
 
 def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
@@ -53,12 +54,13 @@ def _progress(as_json: bool) -> Progress:
 
 
 async def _collect(settings: GymSettings, wanted: CollectSettings, progress: Progress) -> Outcome:
-    async with production_ports(LogTracer(NOTABLE)) as ports:
-        coordination = None
+    async with production_ports(LogTracer(LOGGED)) as ports:
+        coordination: Coordination | None = None
         if wanted.checkpoint_dir is not None:
             assert settings.control_token is not None, "the loader refuses [checkpoint] without a token"
             servers = {name: server.url for name, server in settings.participants().items()}
-            coordination = Coordination(servers, settings.control_token, ports)
+            kind = FreshCoordination if wanted.resume_from_cache else Coordination
+            coordination = kind(servers, settings.control_token, ports)
         return await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
 
 

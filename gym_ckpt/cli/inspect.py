@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.cli.signals import collector_of
 from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, ProtocolError
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest, verify_checkpoint
@@ -47,8 +49,12 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """`collector_pid`: of the collector that has the directory, or had it last."""
+
     directory: str
     latest: str | None
+    collector_pid: int | None
+    collector_running: bool
     checkpoints: list[CheckpointView]
     problems: list[str]
     verified: bool
@@ -107,9 +113,10 @@ def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
         problems.append(f"{layout.latest(run_dir)}: names checkpoint {published[0]}, which is not there")
     checkpoints = [_checkpoint(fs, run_dir, name, published, verify) for name in names]
     checkpoints.sort(key=lambda each: (each.sequence is None, -(each.sequence or 0), each.checkpoint_id))
+    pid, running = collector_of(run_dir)
     return DirectoryView(
-        directory=run_dir, latest=published[0] if published else None, checkpoints=checkpoints, problems=problems,
-        verified=verify,
+        directory=run_dir, latest=published[0] if published else None, collector_pid=pid, collector_running=running,
+        checkpoints=checkpoints, problems=problems, verified=verify,
     )
 
 
@@ -202,10 +209,13 @@ def _episodes(fs: FileSystem, run_dir: str, wanted: str) -> Iterator[EpisodeView
 
 def _text(view: DirectoryView) -> str:
     lines = [f"{view.directory}: {len(view.checkpoints)} checkpoints, latest {view.latest or 'none'}"]
+    if view.collector_pid is not None:
+        lines.append(f"  collector {'running' if view.collector_running else 'ended'} (pid {view.collector_pid})")
     lines += [f"  PROBLEM {problem}" for problem in view.problems]
     for each in view.checkpoints:
         rows = "" if each.continued is None else f", {each.continued} rows continued, {each.restarted or 0} restarted"
-        lines.append(f"\n{each.checkpoint_id}  {each.state}  {size_text(each.bytes)}{rows}")
+        when = "" if each.created_at is None else f"  {time_text(each.created_at)}"
+        lines.append(f"\n{each.checkpoint_id}  {each.state}{when}  {size_text(each.bytes)}{rows}")
         for part in each.participants:
             lines.append(f"  {part.kind:<12} {part.instance:<20} {part.records:>8} records  {size_text(part.bytes):>9}")
         lines += [f"  PROBLEM {problem}" for problem in each.problems]
@@ -229,6 +239,14 @@ def _episode_text(found: list[EpisodeView]) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value).decode()
     return text if len(text) <= 90 else f"{text[:80]}... ({len(text)} characters; --json shows all)"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since the epoch for people: `2030-01-31 23:59:59 UTC`."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError, TypeError):
+        return f"at {seconds!r}"
 
 
 def size_text(count: int) -> str:

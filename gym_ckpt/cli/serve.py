@@ -54,24 +54,29 @@ def _log(name: str, line: str) -> None:
 
 def serve_one(config: str, name: str) -> None:
     """Run the server `name` of `config` in this process until SIGTERM. Raises `ConfigError`."""
-    if die_with_parent():
+    supervised = die_with_parent()
+    if supervised:
         shield_from_interrupt()
     settings = load(config).settings
     if name not in settings.servers:
         raise ConfigError(f"--server: {config} has no server {name!r}; {suggestion(name, settings.servers)}")
     log_to_stderr()
-    anyio.run(_serve_until_told, settings, name)
+    anyio.run(_serve_until_told, settings, name, supervised)
 
 
-async def _serve_until_told(settings: GymSettings, name: str) -> None:
+async def _serve_until_told(settings: GymSettings, name: str, supervised: bool) -> None:
     # Here and not above: the supervisor needs neither a server nor a protocol.
     from gym_ckpt.adapters.system import production_ports
     from gym_ckpt.runtime.serve import run_server
 
     async with production_ports() as ports, ports.signals.listen() as signals, anyio.create_task_group() as tasks:
 
+        def ready() -> None:
+            if not supervised:  # or its supervisor says so, once all are
+                click.echo(f"{name}: ready at {settings.url(name)}", err=True)
+
         async def serve() -> None:
-            await run_server(settings, name, ports, ready=lambda: _log(name, f"ready at {settings.url(name)}"))
+            await run_server(settings, name, ports, ready=ready)
             raise AssertionError(f"server {name} returned without being told to")
 
         tasks.start_soon(serve)

@@ -26,6 +26,16 @@ class NotRunning(GymCkptError):
     """No live collector owns the directory."""
 
 
+def collector_of(directory: str) -> tuple[int | None, bool]:
+    """Pid of the directory's present or last collector (None: there was none, or it cannot be read); does it run?"""
+    path = Path(layout.collector_pid(directory))
+    try:
+        match = _PID.search(path.read_text(encoding="utf-8", errors="replace"))
+        return (int(match.group(1)), is_locked(path)) if match else (None, False)
+    except OSError:
+        return None, False
+
+
 def signal_collector(directory: str, name: str) -> str:
     """Send SIGUSR1 or SIGTERM to the directory's collector; returns a line that says so.
 

@@ -12,7 +12,7 @@ from gym_ckpt.core.collection import Counts
 
 KILLED_STATUS = 143
 """Of a process that SIGTERM ended."""
-RESUME = "run it again with resume_from_cache = true (--resume) to go on"
+RESUME = "to go on, restart the servers and run it again with resume_from_cache = true (--resume)"
 
 
 @dataclass(frozen=True, slots=True)
