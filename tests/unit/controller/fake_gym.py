@@ -50,7 +50,11 @@ class FakeGym:
         self.serving = False
         self.restarts: frozenset[EpisodeId] = frozenset()
         self.failing: dict[str, list[str]] = {}
-        """rollout id → what its next attempts do instead: `fail`, `lose`, `hang`, `http500`."""
+        """rollout id → what its next attempts do instead: `fail`, `lose`, `hang`, `http500`, or `late`.
+
+        A late one ends at once, and replies when the event `late` is set.
+        """
+        self.late = anyio.Event()
         self.faults: dict[str, list[Exception]] = {}
         """operation → errors that its next calls raise."""
         self.busy = anyio.Event()
@@ -81,7 +85,7 @@ class FakeGym:
             raise PeerLost("reset")
         if how == "http500":
             return Reply(500, (), b"oops")
-        self.done.setdefault(episode, 0)
+        self.done.setdefault(episode, self.steps if how == "late" else 0)
         while self.done.get(episode, 0) < self.steps:
             await self.open.wait()
             if self.retired.get(episode.rollout_id, -1) >= episode.attempt:
@@ -92,6 +96,8 @@ class FakeGym:
             self.done[episode] += 1
             self.made[episode.rollout_id] += 1
         del self.done[episode]
+        if how == "late":
+            await self.late.wait()
         if how == "fail":
             return Reply(200, (), b'{"status":"failed","reason":"the tool broke"}')
         result = {"reward": float(sent["task"]["n"]), "messages": [sent["task"]["n"]], "nan": float("nan")}

@@ -1,0 +1,141 @@
+"""What a restarted run makes of what it finds (INV-5, INV-6, INV-60, INV-65, INV-94)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gym_ckpt.errors import InvalidCheckpointState
+from gym_ckpt.types import EpisodeId
+from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_a_restart_continues_every_row_of_the_checkpoint_one_attempt_later(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of(steps=10**9 + 1)
+    gym.steps = 1  # so that restored episodes, which did more, need not step again
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.exit_code == 0
+    bench.check_whole()
+    assert {row["attempt"] for row in bench.written()} == {1}
+    assert outcome.summary.continued == bench.rows and not gym.made, "no step is made twice (INV-6)"
+    assert gym.log.index(("restore", gym.asked("restore")[0])) < len(gym.log)
+    assert gym.asked("retire") == [], "what is continued is not retired"
+    restored = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
+    assert sum("restored" in line for line in restored) == bench.rows
+
+
+async def test_finished_rows_win_over_the_checkpoint(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    with bench.output.open("a") as out:
+        out.write(json.dumps({"rollout_id": "row-5", "attempt": 0, "reward": 5.0}) + "\n")
+    gym = gym_of(steps=1)
+    await bench.run(gym, resume_from_cache=True)
+    bench.check_whole()
+    assert EpisodeId("row-5") not in gym.asked("restore")[0]
+
+
+async def test_without_a_checkpoint_survivors_are_retired_and_rows_start_one_attempt_later(bench: Bench) -> None:
+    """Scenario 8: killed hard before any terminal status; scenario 15: the predecessor may be alive."""
+    gym = await slow_gym(bench.rows)
+    await bench.crash(gym, gym.busy.wait)
+    gym = gym_of()
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.exit_code == 0
+    bench.check_whole()
+    survivors = tuple(EpisodeId(f"row-{n}") for n in range(bench.rows))
+    assert gym.asked("retire") == [survivors]
+    assert {episode.attempt for episode in gym.runs} == {1}
+    assert outcome.summary.restarted == bench.rows
+
+
+async def test_a_failed_restore_starts_its_rows_from_input_two_attempts_later(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of()
+    gym.serving = True
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.exit_code == 0
+    bench.check_whole()
+    assert {episode.attempt for episode in gym.runs} == {2}
+    assert any("stayed up" in line for line in bench.recorder.lines)
+
+
+async def test_a_checkpoint_is_restored_again_and_again_until_rows_finish(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    for _ in range(3):
+        gym = await slow_gym(bench.rows)
+        await bench.crash(gym, gym.busy.wait, resume_from_cache=True)
+        assert len(gym.asked("restore")[0]) == bench.rows and {e.attempt for e in gym.runs} == {1}
+    outcome = await bench.run(gym_of(steps=1), resume_from_cache=True)
+    assert outcome.summary.continued == bench.rows
+    bench.check_whole()
+
+
+async def test_rows_that_started_over_are_not_taken_from_the_older_checkpoint(bench: Bench) -> None:
+    """The run in between gave the checkpoint up (its restore failed) and dispatched its rows again, from input."""
+    await stop_in_the_middle(bench)
+    gym = await slow_gym(bench.rows)
+    gym.serving = True
+    await bench.crash(gym, gym.busy.wait, resume_from_cache=True)
+    gym = gym_of()
+    await bench.run(gym, resume_from_cache=True)
+    bench.check_whole()
+    assert gym.asked("restore") == [] and {episode.attempt for episode in gym.runs} == {3}
+
+
+async def test_a_damaged_newest_checkpoint_falls_back_and_says_so(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def two() -> None:
+        await gym.busy.wait()
+        for count in (1, 2):
+            bench.signals.send("SIGUSR1")
+            await bench.until_published(count)
+
+    await bench.crash(gym, two)
+    newest = bench.published()
+    for manifest in (bench.directory / "checkpoints" / newest).rglob("manifest.json"):
+        manifest.write_bytes(manifest.read_bytes()[:20])
+    gym = gym_of()
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.summary.continued == bench.rows
+    assert any(newest in line and "cannot be used" in line for line in bench.recorder.lines)
+    bench.check_whole()
+
+
+async def test_with_no_valid_checkpoint_it_refuses_to_start_over_unless_told(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    (bench.directory / "checkpoints" / bench.published() / "collection.json").write_text("{")
+    gym = gym_of()
+    with pytest.raises(InvalidCheckpointState, match="start_over"):
+        await bench.run(gym, resume_from_cache=True)
+    assert gym.runs == []
+    await bench.run(gym, resume_from_cache=True, start_over=True)
+    bench.check_whole()
+
+
+async def test_starting_anew_forgets_checkpoints_and_rows_but_not_what_may_still_run(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of()
+    await bench.run(gym)
+    bench.check_whole()
+    assert gym.asked("restore") == [] and {episode.attempt for episode in gym.runs} == {1}
+    assert bench.checkpoints() == []
+
+
+async def test_a_torn_last_row_is_cut_off_and_its_rollout_runs_again(bench: Bench) -> None:
+    await bench.run(gym_of())
+    whole = bench.output.read_bytes()
+    for cut in (1, 10, len(whole.splitlines()[-1])):
+        bench.output.write_bytes(whole[:-cut])
+        await bench.run(gym_of(), resume_from_cache=True)
+        bench.check_whole()

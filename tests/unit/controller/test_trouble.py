@@ -1,0 +1,277 @@
+"""Collection when disks and servers are in trouble (INV-51, INV-96; scenarios 11, 21, 30, 31)."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.ports import Disk, File
+from gym_ckpt.types import EpisodeId
+from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
+from tests.unit.controller.fake_gym import thread_disk
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+class Strikes:
+    """Fails the n-th call from `arm` on, before or after its effect; or every write to one file."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.after = False
+        self.struck = False
+        self.full: str | None = None
+
+    def arm(self, nth: int, *, after: bool) -> None:
+        self.left, self.after, self.struck = nth, after, False
+
+    def call(self, path: str, what: Any, *arguments: Any, writes: bool = False) -> Any:
+        if writes and self.full is not None and path.endswith(self.full):
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        if self.left:
+            self.left -= 1
+            if not self.left:
+                self.struck = True
+                if self.after:
+                    what(*arguments)
+                raise OSError(errno.EIO, "Input/output error", path)
+        return what(*arguments)
+
+
+class StruckFile:
+    def __init__(self, file: File, path: str, strikes: Strikes) -> None:
+        self._file, self._path, self._strikes = file, path, strikes
+
+    def write(self, data: bytes) -> None:
+        self._strikes.call(self._path, self._file.write, data, writes=True)
+
+    def fsync(self) -> None:
+        self._strikes.call(self._path, self._file.fsync)
+
+    def truncate(self, size: int) -> None:
+        self._strikes.call(self._path, self._file.truncate, size)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class StruckFiles(PosixFileSystem):
+    def __init__(self, strikes: Strikes) -> None:
+        self.strikes = strikes
+
+    def mkdir(self, path: str) -> None:
+        self.strikes.call(path, super().mkdir, path)
+
+    def create(self, path: str) -> File:
+        return StruckFile(self.strikes.call(path, super().create, path), path, self.strikes)
+
+    def append(self, path: str) -> File:
+        return StruckFile(self.strikes.call(path, super().append, path), path, self.strikes)
+
+    def read_chunks(self, path: str, chunk_bytes: int) -> Iterator[bytes]:
+        chunks: Iterator[bytes] = self.strikes.call(path, super().read_chunks, path, chunk_bytes)
+        return chunks
+
+    def rename(self, source: str, target: str) -> None:
+        self.strikes.call(target, super().rename, source, target)
+
+    def unlink(self, path: str) -> None:
+        self.strikes.call(path, super().unlink, path)
+
+    def rmdir(self, path: str) -> None:
+        self.strikes.call(path, super().rmdir, path)
+
+    def listdir(self, path: str) -> list[str]:
+        names: list[str] = self.strikes.call(path, super().listdir, path)
+        return names
+
+    def fsync_dir(self, path: str) -> None:
+        self.strikes.call(path, super().fsync_dir, path)
+
+
+class StruckBench(Bench):
+    """A bench whose collector has a disk that fails when told to; the gym's own disk is sound."""
+
+    strikes: Strikes
+
+    def disk(self) -> Disk:
+        return thread_disk(StruckFiles(self.strikes))
+
+
+@pytest.fixture
+def struck(tmp_path: Path) -> StruckBench:
+    made = StruckBench(tmp_path)
+    made.strikes = Strikes()
+    return made
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after its effect"])
+async def test_an_error_at_every_call_of_a_checkpoint_leaves_one_in_force_and_the_next_possible(
+    struck: StruckBench, after: bool
+) -> None:
+    gym = await slow_gym(struck.rows)
+    recorder = struck.recorder
+    calls = 0
+
+    def verdicts() -> int:
+        return len(recorder.named("collector.published")) + len(recorder.named("collector.checkpoint_failed"))
+
+    async def ask() -> None:
+        before = verdicts()
+        struck.signals.send("SIGUSR1")
+        await struck.until(lambda: verdicts() > before and not gym.closed)
+
+    async def script() -> None:
+        nonlocal recorder, calls
+        await gym.busy.wait()
+        recorder = struck.recorder
+        await ask()
+        while True:
+            calls += 1
+            struck.strikes.arm(calls, after=after)
+            await ask()
+            missed = not struck.strikes.struck
+            struck.strikes.arm(0, after=after)
+            published = len(recorder.named("collector.published"))
+            struck.published()  # the pointer is whole and names a checkpoint
+            assert struck.collection()["continued"]
+            if missed:
+                break
+            await ask()
+            assert len(recorder.named("collector.published")) == published + 1, "the next checkpoint is possible"
+        struck.signals.send("SIGTERM")
+
+    outcome = await struck.with_signals(gym, script)
+    assert outcome.exit_code == 0 and calls > 20
+    assert recorder.named("collector.checkpoint_failed"), "some call must have mattered"
+    outcome = await struck.run(gym_of(steps=1), resume_from_cache=True)
+    assert outcome.summary.continued == struck.rows
+    struck.check_whole()
+
+
+async def test_rows_wait_in_memory_while_the_output_cannot_be_written(struck: StruckBench) -> None:
+    """And no checkpoint that leaves them out is published meanwhile (scenario 11)."""
+    gym = gym_of(steps=3)
+    gym.failing = {"row-0": ["hang"]}
+    struck.strikes.full = "out.jsonl"
+
+    async def script() -> None:
+        await struck.until(lambda: len(gym.runs) == struck.rows and len(gym.done) == 1)
+        struck.signals.send("SIGUSR1")
+        await struck.until(lambda: struck.recorder.named("collector.checkpoint_failed"))
+        assert struck.recorder.named("collector.published") == []
+        struck.strikes.full = None
+        await struck.until(lambda: len(struck.recorder.named("collector.row")) == struck.rows - 1)
+        struck.signals.send("SIGTERM")
+
+    outcome = await struck.with_signals(gym, script)
+    assert outcome.exit_code == 0, outcome.message
+    assert sorted(row["rollout_id"] for row in struck.written()) == [f"row-{n}" for n in range(1, struck.rows)]
+    assert [row["rollout_id"] for row in struck.collection()["continued"]] == ["row-0"]
+
+
+async def test_a_row_whose_dispatch_cannot_be_logged_is_not_sent(struck: StruckBench) -> None:
+    gym = gym_of()
+
+    def fill() -> None:
+        tries = struck.recorder.probed["collector.before_dispatch_log"]
+        struck.strikes.full = "dispatched.jsonl" if tries < 3 else None
+        assert gym.runs == []
+
+    struck.recorder.at = {"collector.before_dispatch_log": fill}
+    outcome = await struck.run(gym)
+    assert outcome.exit_code == 0 and struck.recorder.probed["collector.before_dispatch_log"] == 3
+    assert any("no row can start" in line for line in struck.recorder.lines)
+    struck.check_whole()
+
+
+async def test_sigterm_during_a_restore_stops_before_anything_is_sent(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of(steps=1)
+    bench.recorder.at = {"collector.before_restore": lambda: bench.signals.send("SIGTERM")}
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.exit_code == 0 and bench.published() in outcome.message and gym.runs == []
+    bench.recorder.at = {}
+    outcome = await bench.run(gym_of(steps=1), resume_from_cache=True)
+    assert outcome.summary.continued == bench.rows
+    bench.check_whole()
+
+
+async def test_sigterm_during_a_checkpoint_makes_it_the_last(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+    bench.recorder.at = {"collector.committed": lambda: bench.signals.send("SIGTERM")}
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGUSR1")
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 0 and len(bench.checkpoints()) == 1 and gym.closed
+
+
+async def test_two_sigusr1_are_two_checkpoints_at_most_and_one_at_least(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGUSR1")
+        bench.signals.send("SIGUSR1")
+        await bench.until(lambda: bench.recorder.named("collector.published"))
+        await bench.until(lambda: not gym.closed)
+
+    await bench.crash(gym, script)
+    assert 1 <= len(bench.recorder.named("collector.published")) <= 2
+
+
+async def test_a_reply_on_the_wire_is_waited_for_and_its_row_left_out(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+    gym.failing = {"row-3": ["late"]}
+
+    async def it_arrives() -> None:
+        gym.late.set()
+
+    gym.on_prepared = it_arrives
+
+    async def script() -> None:
+        await bench.until(lambda: len(gym.runs) == bench.rows and len(gym.done) == bench.rows - 1)
+        bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+
+    await bench.crash(gym, script)
+    assert [row["rollout_id"] for row in bench.written()] == ["row-3"], "durable before the checkpoint is published"
+    assert EpisodeId("row-3") not in gym.commits[0][0]
+
+
+async def test_checkpoint_timeout_ends_a_checkpoint_that_hangs(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+    gym.on_prepared = anyio.sleep_forever
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script, checkpoint_timeout_s=0.05)
+    assert outcome.exit_code == 1 and "checkpoint_timeout_s" in outcome.message
+    assert len(gym.asked("resume")) == 1
+
+
+async def test_the_summary_is_the_same_whether_or_not_the_run_was_interrupted(bench: Bench, tmp_path: Path) -> None:
+    await stop_in_the_middle(bench)
+    interrupted = await bench.run(gym_of(steps=1), resume_from_cache=True)
+    (tmp_path / "calm").mkdir()
+    calm = await Bench(tmp_path / "calm").run(gym_of(steps=1))
+    assert interrupted.summary.figures == calm.summary.figures and calm.summary.figures.rows == bench.rows
+    lines = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
+    assert len({line["run_id"] for line in lines if "run_id" in line}) == 2, "each process is a run of its own"
