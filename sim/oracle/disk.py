@@ -102,13 +102,14 @@ class RunDirectory(Check):
 
     def _unchanged(self, durable: Tree) -> None:
         now = participants(durable)
-        for directory, before in self._manifests.items():
-            self.look(49, _named(directory, unchanged(before, now.get(directory, {}))))
+        for directory, before in list(self._manifests.items()):
+            if layout.MANIFEST in now.get(directory, {}):
+                self.look(49, _named(directory, unchanged(before, now[directory])))
+            else:
+                del self._manifests[directory]  # pruned
         for directory, files in now.items():
             if layout.MANIFEST in files:
                 self._manifests.setdefault(directory, files)
-            else:
-                self._manifests.pop(directory, None)
 
     def kept(self) -> None:
         """INV-51, at rest: exactly `keep` published checkpoints are left, or all there ever were."""
@@ -131,7 +132,7 @@ class Written(Check):
         """Participants' directories that had no manifest when they were resumed."""
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {"phase": self._phase, "resume.done": self._resume, "collector.published": self._published}
+        return {"phase": self._phase, "resume.done": self._resume}
 
     def _directory(self, node: str) -> str | None:
         server = self._known.server(node)
@@ -141,6 +142,7 @@ class Written(Check):
         return layout.join(root, layout.GYM, server.kind, server.instance)
 
     def _phase(self, row: Row) -> None:
+        self.after_all()
         if row.fields["now"] != "committed":
             return
         directory = self._directory(row.node)
@@ -156,9 +158,6 @@ class Written(Check):
             return
         if layout.join(directory, layout.MANIFEST) not in self._disk.tree(directory):
             self._resumed.add(directory)
-
-    def _published(self, row: Row) -> None:
-        self.after_all()
 
     def after_all(self) -> None:
         """Look at all that were resumed in the middle of a write."""

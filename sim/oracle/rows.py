@@ -28,8 +28,9 @@ class Effects(Check):
     def _effect(self, row: Row) -> None:
         key, at = row.fields["key"], episode(row.fields["episode"])
         seen = self._seen.setdefault(row.node, set())
-        self.look(3, f"the effect of {key} happened again" if key in seen else None, row.node)
-        seen.add(key)
+        if key is not None:
+            self.look(3, f"the effect of {key} happened again" if key in seen else None, row.node)
+            seen.add(key)
         allowed, revision = self._steps.get(at.rollout_id, 0), row.fields["revision"]
         if revision > allowed:
             self.look(3, f"{at}: effect number {revision} of a conversation with {allowed}", row.node)
