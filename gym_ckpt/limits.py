@@ -125,7 +125,7 @@ RETIRE_BATCH: Final = 4096
 """Attempts that one retire of the collector names."""
 FORGET_BATCH: Final = 256
 """Finished rollouts with a mark that are gathered before they are forgotten together."""
-FORGET_AT_END_S: Final = 10.0
+FORGET_AT_END_S: Final = 60.0
 """How long the end of a run tries to forget what is left; marks die with the servers anyway."""
 TIDY_AT_END_S: Final = 10.0
 """How long the end of a run tries to remove what failed checkpoints left."""
@@ -156,7 +156,7 @@ DEMO_RUN_ON_S: Final = 0.6
 DEMO_STATUS_TIMEOUT_S: Final = 10.0
 
 # Capture ledger and token store
-LEDGER_LOCKS: Final = 256
+LEDGER_LOCKS: Final = 64
 """Lock files that all rollouts of a run share; a number of their own each would leave one behind per rollout."""
 LEDGER_LOCK_RETRY_FIRST_S: Final = 0.001
 LEDGER_LOCK_RETRY_MAX_S: Final = 0.05

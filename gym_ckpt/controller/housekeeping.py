@@ -73,12 +73,13 @@ class Housekeeping:
     async def forget_rest(self) -> None:
         """At the end of a run: forget what is left, as far as that goes in `FORGET_AT_END_S`."""
         with anyio.move_on_after(FORGET_AT_END_S):
-            try:
-                async with self._shared.checkpoint_lock:
-                    while self._shared.collection.to_forget:
+            while self._shared.collection.to_forget:
+                try:
+                    async with self._shared.checkpoint_lock:
                         await self._forget(RETIRE_BATCH)
-            except (GymCkptError, OSError, ExceptionGroup) as error:
-                self._shared.progress.message(f"some finished rollouts could not be forgotten: {why(error)}")
+                except (GymCkptError, OSError, ExceptionGroup) as error:
+                    self._shared.progress.message(f"some finished rollouts could not be forgotten: {why(error)}")
+                    await anyio.sleep(COLLECT_RETRY_FIRST_S)
 
     async def _forget(self, limit: int) -> None:
         shared = self._shared
