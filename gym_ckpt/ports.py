@@ -16,6 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from gym_ckpt.wire.digests import StagedCall
+
 T = TypeVar("T")
 Headers = Sequence[tuple[str, str]]
 """Header lines in order; names lower-case."""
@@ -162,6 +164,37 @@ class ReplyStream(Protocol):
 
     def chunks(self) -> AsyncIterator[bytes]:
         """Non-empty body chunks; raises `PeerLost` if the peer goes away before the end."""
+        ...
+
+
+class TokenStore(Protocol):
+    """Staged token arrays by staging key. They are in no checkpoint, which names their keys (INV-46, INV-52)."""
+
+    async def put(self, call: StagedCall) -> str:
+        """Keep a staged call, durably, and return its staging key. The same call again returns the same key.
+
+        Raises:
+            InvalidStaging: the call breaks a rule of the format; nothing is kept.
+            OSError, Unavailable: it may or may not be kept.
+        """
+        ...
+
+    async def get(self, staging_key: str) -> StagedCall:
+        """What was kept, every byte verified.
+
+        Raises:
+            StagedMissing: there is nothing under this key.
+            StagedDamaged: what is there is not what was kept.
+            OSError, Unavailable: it could not be read now.
+        """
+        ...
+
+    async def discard(self, staging_keys: Sequence[str]) -> None:
+        """Remove staged calls that nothing refers to; those that are not there count as removed.
+
+        Raises:
+            OSError, Unavailable: some may be left.
+        """
         ...
 
 

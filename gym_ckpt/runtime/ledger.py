@@ -1,0 +1,150 @@
+"""The capture ledger as a server uses it: the jobs of `storage.ledger`, run again while another process holds a lock.
+
+Once begun, a row's write is not cut short by a cancellation: neither the job nor the wait for its lock (INV-20); both
+end within LEDGER_LOCK_BUDGET_S. The books of restored attempts are kept here, so that a delete that fails is tried by
+the next commit (INV-44).
+
+It must not know HTTP, phases or leases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TypeVar
+
+import anyio
+
+from gym_ckpt.core.lineage import LedgerRow, Poison
+from gym_ckpt.core.pending import PendingAttempts
+from gym_ckpt.errors import Unavailable
+from gym_ckpt.limits import LEDGER_LOCK_BUDGET_S, LEDGER_LOCK_RETRY_FIRST_S, LEDGER_LOCK_RETRY_MAX_S
+from gym_ckpt.ports import Job, Ports
+from gym_ckpt.storage import ledger
+from gym_ckpt.storage.ledger import Appended, Busy, Discarded, Exported, Lineage, Listed, Start
+from gym_ckpt.types import EpisodeId
+
+T = TypeVar("T")
+Marked = Callable[[EpisodeId], bool]
+
+
+class CaptureLedger:
+    """One server's access to the shared ledger in `directory`. `marked`: attempts that this server has retired.
+
+    Every method may raise `OSError`, and `Unavailable` when other processes held locks for too long.
+    """
+
+    def __init__(self, ports: Ports, directory: str, marked: Marked) -> None:
+        self._ports = ports
+        self._directory = directory
+        self._marked = marked
+        self.pending = PendingAttempts()
+
+    async def open(self) -> None:
+        """Make the directory and its locks; before anything else."""
+        await self._ports.disk.run(ledger.open_ledger(self._directory))
+
+    async def append(self, episode: EpisodeId, row: LedgerRow) -> Appended:
+        """Write a row, durably. Raises as `storage.ledger.append_row`: the caller then poisons the call."""
+        job = ledger.append_row(self._directory, episode, row, lambda: self._marked(episode))
+        return await self._unlocked(job, shield=True)
+
+    async def poison(self, episode: EpisodeId, poison: Poison) -> Appended:
+        """Make the rollout unusable for training, durably."""
+        job = ledger.append_poison(self._directory, episode, poison, lambda: self._marked(episode))
+        return await self._unlocked(job, shield=True)
+
+    async def read(self, episode: EpisodeId) -> Lineage:
+        """Rows and poison. Raises `InvalidCheckpointState` for damage."""
+        return await self._ports.disk.run(ledger.read_lineage(self._directory, episode))
+
+    async def start(self, episode: EpisodeId) -> Start:
+        """Before a restored attempt's call can write or be held (INV-43). Free for any other attempt."""
+        if episode not in self.pending:
+            return Start.AGAIN
+        made = await self._unlocked(ledger.start(self._directory, episode, lambda: self._marked(episode)))
+        if made is not Start.RETIRED:
+            self.pending.settled([episode])
+        return made
+
+    async def discard_out_of_scope(self, scope: Collection[EpisodeId]) -> Discarded:
+        """At a commit: delete restored attempts out of scope that nobody has started (INV-42).
+
+        Never waits for a lock, and never fails: what could not be deleted stays pending.
+        """
+        known = frozenset(scope)
+        job = ledger.discard_unstarted(self._directory, self.pending.out_of_scope(known))
+        done = await self._ports.disk.run(job)
+        self.pending.settled([*done.deleted, *done.started])
+        return done
+
+    async def export(self, scope: Collection[EpisodeId]) -> list[Exported]:
+        """Rows of the episodes in scope; `state()` of each goes into the checkpoint."""
+        return await self._ports.disk.run(ledger.export(self._directory, scope))
+
+    async def restore(self, scope: Iterable[EpisodeId], records: Sequence[Exported]) -> None:
+        """Clear, import under N+1, retire 0..N. `scope` and `records` name attempts N."""
+        work = await self._ports.disk.run(ledger.begin_restore(self._directory, scope, records))
+        restored = [episode.next() for episode in work.episodes]
+
+        async def step() -> bool:
+            await self._ports.disk.run(ledger.continue_restore(work))
+            return not work.episodes
+
+        await self._until(step)
+        self.pending.restored(restored)
+
+    async def retire(self, episodes: Iterable[EpisodeId]) -> None:
+        """Fence and remove each attempt and all earlier ones, durably."""
+        done = list(episodes)
+        await self._all(done, lambda left: ledger.retire(self._directory, left))
+        self.pending.drop(done)
+
+    async def forget(self, episodes: Iterable[EpisodeId]) -> None:
+        """Remove all that there is of each attempt and all earlier ones, fences included."""
+        done = list(episodes)
+        await self._all(done, lambda left: ledger.forget(self._directory, left))
+        self.pending.drop(done)
+
+    async def delete(self, episodes: Iterable[EpisodeId]) -> None:
+        """Remove rows, poison and markers of exactly these attempts."""
+        done = list(episodes)
+        await self._all(done, lambda left: ledger.delete(self._directory, left))
+        self.pending.settled(done)
+
+    async def manifest(self, episodes: Iterable[EpisodeId] | None = None) -> list[Listed]:
+        """What there is, of these capture keys or of all."""
+        return await self._ports.disk.run(ledger.manifest(self._directory, episodes))
+
+    async def _all(self, episodes: list[EpisodeId], job: Callable[[list[EpisodeId]], Job[list[EpisodeId]]]) -> None:
+        left = episodes
+
+        async def step() -> bool:
+            nonlocal left
+            left = await self._ports.disk.run(job(left))
+            return not left
+
+        await self._until(step)
+
+    async def _unlocked(self, job: Job[T | Busy], *, shield: bool = False) -> T:
+        made: list[T] = []
+
+        async def step() -> bool:
+            result = await self._ports.disk.run(job)
+            if isinstance(result, Busy):
+                return False
+            made.append(result)
+            return True
+
+        with anyio.CancelScope(shield=shield):
+            await self._until(step)
+        return made[0]
+
+    async def _until(self, step: Callable[[], Awaitable[bool]]) -> None:
+        """Repeat `step` until it is done. Raises `Unavailable` when its locks were held for too long."""
+        pause = LEDGER_LOCK_RETRY_FIRST_S
+        give_up = anyio.current_time() + LEDGER_LOCK_BUDGET_S
+        while not await step():
+            if anyio.current_time() >= give_up:
+                raise Unavailable(f"{self._directory}: locks were held by other processes for {LEDGER_LOCK_BUDGET_S} s")
+            await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
+            pause = min(pause * 2, LEDGER_LOCK_RETRY_MAX_S)

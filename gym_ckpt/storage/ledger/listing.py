@@ -1,0 +1,56 @@
+"""What a ledger holds, for those who read it from outside: the framework that trains on it, and people.
+
+It changes nothing and takes no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gym_ckpt.core.lineage import LedgerRow, Poison
+from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.ledger.names import Ending, attempt_in, split_name
+from gym_ckpt.storage.ledger.rows import lineage_of
+from gym_ckpt.types import EpisodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One capture key in a ledger's manifest."""
+
+    episode: EpisodeId
+    rows: tuple[LedgerRow, ...]
+    poison: tuple[Poison, ...]
+    fenced: bool
+    started: bool
+
+
+def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job[list[Listed]]:
+    """What the ledger holds, of these capture keys or of all, sorted. Files that are no ledger's are passed over.
+
+    Raises (by the job):
+        InvalidCheckpointState: a file is damaged in a way that no crash explains.
+    """
+    wanted = None if episodes is None else set(episodes)
+
+    def job(fs: FileSystem) -> Steps[list[Listed]]:
+        yield "ledger.list"
+        endings: dict[EpisodeId, set[Ending]] = {}
+        for name in fs.listdir(directory):
+            split = split_name(name)
+            at = attempt_in(split[0]) if split is not None else None
+            if split is None or at is None:
+                continue
+            episode = EpisodeId(*at)
+            if wanted is None or episode in wanted:
+                endings.setdefault(episode, set()).add(split[1])
+        listed = []
+        for episode, there in sorted(endings.items()):
+            yield "ledger.read"
+            lineage = lineage_of(fs, directory, episode)
+            listed.append(Listed(episode, lineage.rows, lineage.poison, Ending.FENCE in there, Ending.STARTED in there))
+        return listed
+
+    return job
