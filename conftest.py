@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
@@ -30,3 +31,18 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of `tests/fuzz`; here, because pytest reads those of a folder too late."""
+    group = parser.getgroup("fuzz", "seeds of the simulator (with -m fuzz)")
+    group.addoption("--fuzz-seeds", type=_seeds, metavar="A..B", help="from A up to, and without, B")
+    group.addoption("--fuzz-seconds", type=float, metavar="S", help="stop beginning seeds after so many seconds")
+    group.addoption("--fuzz-profile", default="default", metavar="P", help="which faults are drawn (default: default)")
+
+
+def _seeds(text: str) -> range:
+    first, dots, last = text.partition("..")
+    if not dots or int(first) >= int(last):
+        raise ValueError(f"{text!r} is no range of seeds such as 0..2000")
+    return range(int(first), int(last))

@@ -95,7 +95,7 @@ class Profile:
 AREAS = ("processes", "network", "time", "disk", "signals")
 PROFILES: dict[str, Profile] = {
     "calm": Profile({}, 0, 0, (0.0, 0.0)),
-    "default": Profile({"processes": 4, "network": 3, "time": 1.5, "disk": 1.5, "signals": 1.5}, 1, 6, (3.0, 12.0)),
+    "default": Profile({"processes": 4, "network": 3, "time": 1.5, "disk": 1.5, "signals": 1.5}, 1, 8, (3.0, 12.0)),
     "chaos": Profile({"processes": 4, "network": 4, "time": 2, "disk": 2, "signals": 2}, 6, 16, (8.0, 40.0)),
     **{area: Profile({area: 1.0}, 1, 5, (3.0, 10.0)) for area in AREAS},
 }
@@ -142,16 +142,17 @@ def _faults(drawing: _Drawing, profile: Profile, *, signalled: bool) -> tuple[Fa
     kinds = _kinds(chance, profile)
     if not kinds:
         return tuple(found)
-    number = min(profile.most, profile.few + _geometric(chance, 0.62))
+    number = min(profile.most, profile.few + _geometric(chance, 0.7))
     if profile.few > 1:
         number = chance.randint(profile.few, profile.most)
     makers, weights = [maker for maker, _ in kinds], [weight for _, weight in kinds]
     for maker in chance.choices(makers, weights, k=number):
-        found.append(maker(drawing))
+        drawn = maker(drawing)
+        found.extend(drawn if isinstance(drawn, tuple) else (drawn,))
     return tuple(found)
 
 
-Maker = Callable[["_Drawing"], Fault]
+Maker = Callable[["_Drawing"], Fault | tuple[Fault, ...]]
 
 
 def _kinds(chance: random.Random, profile: Profile) -> list[tuple[Maker, float]]:
@@ -203,6 +204,8 @@ class _Drawing:
         chance = self.chance
         how = chance.random()
         after = round(chance.choice((0.0, chance.uniform(0.01, 0.5), chance.uniform(0.5, 5.0))), 3)
+        if chance.random() < 0.1:  # longer than leases last
+            after = round(chance.uniform(6.0, 40.0), 3)
         if healing and how > 0.93:
             return Restart("healing")
         return Restart("whole" if how < whole else "alone", after)
@@ -255,6 +258,29 @@ def _at_step(d: _Drawing) -> Fault:
     everything = d.chance.random() < 0.4
     restart = d.restart(whole=0.95 if everything else 0.5, healing=False)
     return faults.CrashAtStep(node, k, step, d.chance.choice(("before", "after")), restart, everything)
+
+
+def _in_restore(d: _Drawing) -> tuple[Fault, ...]:
+    """Everything dies once there is a checkpoint; then the restore is struck, or the controller dies in it and comes
+    back to servers that hold what it had restored, or have just given it up."""
+    chance = d.chance
+    lost = faults.Crash((EVERYTHING,), OnRow("collector.published", chance.randint(1, 2)), Restart("whole", 0.01))
+    point = chance.choice(
+        ("coordination.after_restore", "collector.restore_installed", "collector.before_dispatch_log")
+    )
+    if point == "collector.before_dispatch_log":
+        again: Fault = faults.Crash((CONTROLLER,), OnRow("collector.restored"), d.restart(whole=0.2, healing=False))
+    else:
+        after = round(chance.choice((0.0, chance.uniform(0.0, 6.0), chance.uniform(5.0, 36.0))), 3)
+        again = faults.CrashAtProbe(point, 1, Restart("alone", after))
+    if chance.random() < 0.4:
+        dst = chance.choice(PARTICIPANTS)
+        how: faults.Loss = chance.choice(("hang", "refuse", "hang_after", "after"))
+        return lost, faults.Lose(dst, "restore", how, 1, chance.choice((1, 3, 30)))
+    if chance.random() < 0.3:
+        node, step = chance.choice(PARTICIPANTS), chance.choice(("records.read", "records.read_manifest"))
+        return lost, faults.DiskError(node, "EIO", 1, chance.choice((1, 2, 40)), step)
+    return lost, again
 
 
 def _slow(d: _Drawing) -> Fault:
@@ -353,6 +379,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("processes", "crash of the controller", _controller, 1.0),
     ("processes", "crash at a named point", _at_probe, 2.0),
     ("processes", "crash at a disk step", _at_step, 2.0),
+    ("processes", "trouble in a restore", _in_restore, 1.5),
     *(("network", f"exchange lost: {how}", _lose(how), 1.0) for how in faults.LOSSES),
     ("network", "exchange delayed", _delay, 1.5),
     ("network", "exchange duplicated", _duplicate, 2.0),

@@ -39,6 +39,8 @@ class Keeper:
         self._healed = False
         self._restarting = False
         self._whole_due = False
+        self._due: set[str] = set()
+        """Nodes whose restart is only a matter of time."""
         world.trace.subscribe(self._saw)
 
     @property
@@ -52,7 +54,8 @@ class Keeper:
         if whole and not self.complete:
             self._restart_whole()
         for name in (*SERVERS, CONTROLLER):
-            self._start(name)
+            if name not in self._due and not self._whole_due:
+                self._start(name)
 
     def _saw(self, row: Row) -> None:
         if row.event in _ENDS and not self._restarting and row.node in (*SERVERS, CONTROLLER):
@@ -68,9 +71,11 @@ class Keeper:
             self._whole_due = True
             self._world.clock.call_after(after_s, self._restart_whole)
         elif how == "alone":
+            self._due.add(name)
             self._world.clock.call_after(after_s, self._start, name)
 
     def _start(self, name: str) -> None:
+        self._due.discard(name)
         node = self._world.nodes[name]
         if not node.alive and not (name == CONTROLLER and self._cluster.complete):
             node.start()
