@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gym_ckpt.adapters.posix import PosixFileSystem
-from gym_ckpt.cli.signals import NotRunning, signal_collector
+from gym_ckpt.cli.signals import NotRunning, collector_of, signal_collector
 from gym_ckpt.errors import ConfigError
 
 OWNER = """
@@ -64,3 +64,13 @@ def test_a_directory_without_a_collector_is_refused(tmp_path: Path) -> None:
     (tmp_path / "collector.pid").write_text("nobody\n")
     with pytest.raises(ConfigError, match="names no process"):
         signal_collector(str(tmp_path), "SIGTERM")
+
+
+def test_whose_a_directory_is_can_be_asked(tmp_path: Path) -> None:
+    assert collector_of(str(tmp_path)) == (None, False)
+    (tmp_path / "collector.pid").write_text("4711\n")
+    assert collector_of(str(tmp_path)) == (4711, False)
+    lock = PosixFileSystem().try_lock(str(tmp_path / "collector.pid"), "4712\n")
+    assert lock is not None
+    assert collector_of(str(tmp_path)) == (4712, True)
+    lock.release()

@@ -1,0 +1,62 @@
+"""The example gym loads, has every kind of server, and its tasks are ones that a collection accepts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar, cast
+
+from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.cli.config import load
+from gym_ckpt.cli.config_types import SERVER_KINDS
+from gym_ckpt.controller.input import read_input
+from gym_ckpt.gyms import SHIPPED
+from gym_ckpt.ports import Job
+from gym_ckpt.settings import CollectSettings, ResourcesSettings
+
+T = TypeVar("T")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def done(job: Job[T]) -> T:
+    """Run a job to its end."""
+    steps = job(PosixFileSystem())
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+
+def collect_settings() -> CollectSettings:
+    collect = load(EXAMPLES / "gym.toml").settings.collect
+    assert collect is not None
+    return collect
+
+
+def test_every_shipped_kind_of_server_and_every_gym_is_there() -> None:
+    settings = load(EXAMPLES / "gym.toml").settings
+    assert {type(server) for server in settings.servers.values()} == set(SERVER_KINDS.values())
+    gyms = {server.gym for server in settings.servers.values() if isinstance(server, ResourcesSettings)}
+    assert gyms == set(SHIPPED)
+    assert settings.checkpoint is not None
+
+
+def test_the_same_command_begins_and_continues() -> None:
+    collect = collect_settings()
+    assert collect.resume_from_cache and collect.checkpoint_dir is not None
+    assert Path(collect.input) == EXAMPLES / "tasks.jsonl"
+
+
+def test_what_a_run_writes_is_ignored_by_git() -> None:
+    collect = collect_settings()
+    assert collect.checkpoint_dir is not None
+    ignored = (EXAMPLES.parent / ".gitignore").read_text().split()
+    for path in (collect.output, collect.checkpoint_dir):
+        assert f"{Path(path).relative_to(EXAMPLES).parts[0]}/" in ignored
+
+
+def test_the_tasks_are_read_and_seed_the_example_gym() -> None:
+    collect = collect_settings()
+    read = done(read_input(collect.input, collect.repeats))
+    assert len(read.tasks) == 12 * collect.repeats
+    assert len(set(read.tasks.values())) == 12
