@@ -56,7 +56,7 @@ class Oracle:
         self._known = known = Known()
         archive = Archive(world.disk, RUN_DIR)
         models = frozenset(name for name, each in cluster.gym.servers.items() if isinstance(each, ModelSettings))
-        self._run_dir = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep)
+        self.run_directory = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep)
         self._written = Written(findings, known, world.disk, RUN_DIR)
         self._checks: tuple[Check, ...] = (
             Held(findings, known, models),
@@ -72,7 +72,7 @@ class Oracle:
             Dispatching(findings, CONTROLLER),
             Stops(findings, known),
             Effects(findings, reference),
-            self._run_dir,
+            self.run_directory,
             self._written,
         )
         self._handlers: dict[str, list[Callable[[Row], None]]] = {}
@@ -109,15 +109,15 @@ class Oracle:
     async def finish(self, ports: Ports) -> None:
         """Faults have stopped and the controller has completed: see everything come to rest (INV-5)."""
         await Rest(self._findings, self._world, self._cluster, self._known).reached(ports)
-        self._run_dir.inspect("at the end")
-        self._run_dir.kept()
+        self.run_directory.inspect("at the end")
+        self.run_directory.kept()
         self._written.after_all()
         self._finished = True
 
     def judge(self) -> None:
         """The run is over: compare its output."""
         if not self._finished:
-            self._run_dir.inspect("at the end")
+            self.run_directory.inspect("at the end")
         data = self._world.disk.tree(OUTPUT).get(OUTPUT, b"")
         judge_rows(self._findings, self._reference, output_of(data), complete=self._cluster.complete)
         if not self.acknowledged:

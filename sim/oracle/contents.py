@@ -107,5 +107,3 @@ def _number(call: str) -> int | None:
     _, _, rest = call.rpartition(".c")
     number = rest.partition(".")[0]
     return int(number) if number.isdigit() else None
-
-

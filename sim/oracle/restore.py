@@ -82,5 +82,3 @@ class AllOrNothing(Check):
         targets = episodes(row.fields["targets"])
         self.look(60, nothing_of(targets, episodes(row.fields["live"])), row.node)
         self.look(60, marked(row.fields["marks"], targets), row.node)
-
-

@@ -114,9 +114,9 @@ class Retired(Check):
             self._gone.get(row.node, {}).pop(rollout_id, None)
 
     def _restored(self, row: Row) -> None:
-        """A restore of N lifts a mark that an earlier one had left on N+1 (INV-62)."""
-        gone = self._gone.setdefault(row.node, {})
-        gone.update({each.rollout_id: each.attempt for each in episodes(row.fields["scope"])})
+        """A restore of N lifts a mark that an earlier one had left on N+1 (INV-62); its own is INV-63's."""
+        for each in episodes(row.fields["scope"]):
+            self._gone.get(row.node, {}).pop(each.rollout_id, None)
 
     def _continued(self, row: Row) -> None:
         self._given_up.update({each.rollout_id: each.attempt - 1 for each in episodes(row.fields["installed"])})
