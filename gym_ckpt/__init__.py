@@ -3,7 +3,8 @@
 The public names, by what they are for:
 
 * a controller of its own: `Coordination`, `OpenCheckpoint`, `Committed`, and `production_ports` to run it on;
-* a server of its own: `Participant`, `Record`, `ControlPlane`, `install`, `admitting`; `Gym` for tools and a verifier;
+* a server of its own: `Participant`, `Record`, `up_to`, `ControlPlane`, `install`, `admitting`; `Gym` with `StateMode`,
+  `VerifyMode` and `ToolError` for tools and a verifier;
 * identity: `EpisodeId`, `Kind`;
 * errors: `GymCkptError` and its tree in `gym_ckpt.errors`;
 * the world's interfaces: `Ports` and what it holds, in `gym_ckpt.ports`.
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from gym_ckpt.controller.coordination import Coordination, OpenCheckpoint
     from gym_ckpt.core.coordination import Committed
     from gym_ckpt.errors import GymCkptError
-    from gym_ckpt.gyms.base import Gym
+    from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
     from gym_ckpt.ports import Ports
     from gym_ckpt.runtime.control import ControlPlane
     from gym_ckpt.runtime.install import admitting, install
-    from gym_ckpt.runtime.participant import Participant, Record
+    from gym_ckpt.runtime.participant import Participant, Record, up_to
     from gym_ckpt.types import EpisodeId, Kind
 
 __all__ = [
@@ -40,9 +41,13 @@ __all__ = [
     "Participant",
     "Ports",
     "Record",
+    "StateMode",
+    "ToolError",
+    "VerifyMode",
     "admitting",
     "install",
     "production_ports",
+    "up_to",
 ]
 
 _HOME: Final = (
@@ -50,11 +55,11 @@ _HOME: Final = (
     ("gym_ckpt.controller.coordination", ("Coordination", "OpenCheckpoint")),
     ("gym_ckpt.core.coordination", ("Committed",)),
     ("gym_ckpt.errors", ("GymCkptError",)),
-    ("gym_ckpt.gyms.base", ("Gym",)),
+    ("gym_ckpt.gyms.base", ("Gym", "StateMode", "ToolError", "VerifyMode")),
     ("gym_ckpt.ports", ("Ports",)),
     ("gym_ckpt.runtime.control", ("ControlPlane",)),
     ("gym_ckpt.runtime.install", ("admitting", "install")),
-    ("gym_ckpt.runtime.participant", ("Participant", "Record")),
+    ("gym_ckpt.runtime.participant", ("Participant", "Record", "up_to")),
     ("gym_ckpt.types", ("EpisodeId", "Kind")),
 )
 

@@ -2,10 +2,10 @@
 
 Stages run one after the other, the members of a stage at the same time.
 
-    prepare          environment ▶ model ▶ agent ▶ resources       new steps stop first; the model closes, so that agents
-                                                                   reach a boundary; resources serve them to the end
-    resume           resources ▶ agent ▶ model ▶ environment       nobody goes on before whom it calls
-    retire, forget   environment ▶ agent ▶ model, resources        callers stop before those whom they call
+    prepare          environment ▶ model ▶ agent ▶ resources     new steps stop first; the model closes, so that
+                                                                 agents reach a boundary; resources serve to the end
+    resume           resources ▶ agent ▶ model ▶ environment     nobody goes on before whom it calls
+    retire, forget   environment ▶ agent ▶ model, resources      callers stop before those whom they call
     commit, restore  all at once
 
 Keeps INV-40, 41, 46 at the border: replies that contradict each other publish nothing. Pure.

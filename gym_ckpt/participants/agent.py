@@ -150,7 +150,8 @@ class AgentParticipant(Participant):
         if session.run is None:
             session.run = Outcome()
             self._tasks.start_soon(self._run, session, session.run)
-        return answer(await session.run.get(math.inf, "the session"))
+        run = session.run
+        return answer(await request.while_connected(lambda: run.get(math.inf, "the session")))
 
     # One session at work.
 

@@ -121,7 +121,7 @@ class EnvironmentParticipant(Participant):
         outcome: Outcome[RunReply] = Outcome()
         self._asked.add(episode)
         self._tasks.start_soon(self._drive, episode, body.task, outcome)
-        return answer(await outcome.get(math.inf, "the episode"))
+        return answer(await request.while_connected(lambda: outcome.get(math.inf, "the episode")))
 
     async def _drive(self, episode: EpisodeId, task: dict[str, Any], outcome: Outcome[RunReply]) -> None:
         try:

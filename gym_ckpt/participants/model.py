@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import anyio
 import msgspec
 
-from gym_ckpt.errors import InvalidCheckpointState, ProtocolError, StaleAttempt, TransportError
+from gym_ckpt.errors import InvalidCheckpointState, StaleAttempt, TransportError
 from gym_ckpt.limits import PEER_RETRY_BUDGET_S, PEER_RETRY_FIRST_S, PEER_RETRY_MAX_S
 from gym_ckpt.ports import Headers, Ports, ReplyStream, Send
 from gym_ckpt.runtime.admission import Pass
@@ -93,7 +93,7 @@ class ModelParticipant(Participant):
         body = await request.body()
         episode = request.episode
         if episode is None:
-            await self._while_connected(request, lambda: self._forward(request, body, _Delivery(send, None), None))
+            await request.while_connected(lambda: self._forward(request, body, _Delivery(send, None), None))
             return
         delivery: _Delivery | None = None
         try:
@@ -102,29 +102,11 @@ class ModelParticipant(Participant):
                 self.ports.tracer.emit("gate.admitted", episode=episode.key, call=call_id)
                 gate = _Call(self, work, episode, call_id)
                 delivery = answering = _Delivery(send, gate)
-                await self._while_connected(request, lambda: self._forward(request, body, answering, gate))
+                await request.while_connected(lambda: self._forward(request, body, answering, gate))
         except StaleAttempt as error:
             if delivery is None or not delivery.sent:
                 raise
             await delivery.break_off(error.detail)
-
-    async def _while_connected(self, request: Request, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` until it is done or the caller has gone, whose generation then stops."""
-        failure: list[ProtocolError | Refused] = []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._cancel_on_disconnect, request, tasks.cancel_scope)
-            try:
-                await work()
-            except (ProtocolError, Refused) as error:
-                failure.append(error)  # out of the group as it is, not inside an exception group
-            tasks.cancel_scope.cancel()
-        if failure:
-            raise failure[0]
-
-    async def _cancel_on_disconnect(self, request: Request, scope: anyio.CancelScope) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
 
     async def _forward(self, request: Request, body: bytes, delivery: _Delivery, gate: _Call | None) -> None:
         """Pass the call on; repeated when a worker is lost, as long as nothing was sent to the caller."""

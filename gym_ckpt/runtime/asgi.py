@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+import anyio
 import msgspec
 
 from gym_ckpt.errors import InvalidRequest, InvalidRolloutId, ProtocolError, RolloutIdRequired
@@ -25,6 +26,7 @@ EPISODE = "gym_ckpt.episode"
 """Scope key under which the context middleware leaves the `EpisodeId` of a tagged call."""
 
 M = TypeVar("M", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class ClientGone(Exception):
@@ -95,6 +97,28 @@ class Request:
             return json.loads(await self.body())
         except ValueError as error:
             raise InvalidRequest(f"body is not JSON: {error}") from None
+
+    async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
+        """What `work` returns; cancelled, with `ClientGone`, once the caller has gone. The body was read before."""
+        results: list[T] = []
+        failure: list[Exception] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._cancel_on_disconnect, tasks.cancel_scope)
+            try:
+                results.append(await work())
+            except Exception as error:
+                failure.append(error)  # out of the group as it is, not inside an exception group
+            tasks.cancel_scope.cancel()
+        if failure:
+            raise failure[0]
+        if not results:
+            raise ClientGone
+        return results[0]
+
+    async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
 
 
 @dataclass(frozen=True, slots=True)

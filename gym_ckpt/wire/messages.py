@@ -32,7 +32,7 @@ class EpisodeRef(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class CheckpointRequest(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Fields common to every operation on one checkpoint. `deadline_ts`: seconds since the epoch; `budget_s`: seconds."""
+    """Fields of every operation on one checkpoint. `deadline_ts`: seconds since the epoch; `budget_s`: seconds."""
 
     checkpoint_id: str
     deadline_ts: float
@@ -75,7 +75,7 @@ class ForgetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """How ready one participant is. `blockers`: at most BLOCKERS_SHOWN capture keys; the other fields are never capped."""
+    """How ready one participant is. `blockers`: at most BLOCKERS_SHOWN capture keys; the others are never capped."""
 
     ready: bool
     blockers: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ def report(blockers: Iterable[str], counts: dict[str, int], restarts: Iterable[s
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`server_time`, `lease_expires_at`: seconds since the epoch on the server's clock. `live`: capture keys held here."""
+    """`server_time`, `lease_expires_at`: seconds since the epoch on the server's clock. `live`: capture keys held."""
 
     kind: str
     instance: str
@@ -218,7 +218,9 @@ def rollouts_of(request: ForgetRequest) -> tuple[str, ...]:
     return tuple(sorted({check_rollout_id(rollout_id) for rollout_id in request.rollout_ids}))
 
 
-def checked_budget(request: CheckpointRequest | RetireRequest | ForgetRequest, wall: float, budget_max_s: float) -> float:
+def checked_budget(
+    request: CheckpointRequest | RetireRequest | ForgetRequest, wall: float, budget_max_s: float
+) -> float:
     """Seconds that the receiver may take, by its own clock `wall`: never more than any limit says, perhaps negative.
 
     Raises:
