@@ -62,6 +62,10 @@ class FileTokenStore:
         self._entropy = entropy
         self._directory = directory
 
+    async def open(self) -> None:
+        """Make the directories; before anything else."""
+        await self._disk.run(open_store(self._directory))
+
     async def put(self, call: StagedCall) -> str:
         return await self._disk.run(put(self._directory, call, self._entropy.token()))
 
@@ -72,6 +76,29 @@ class FileTokenStore:
         await self._disk.run(remove(self._directory, staging_keys))
 
 
+def open_store(directory: str) -> Job[None]:
+    """Make the directories, durably, so that staging a call syncs its own file and directory and no other.
+
+    Raises (by the job):
+        OSError: as the file system says.
+    """
+
+    def job(fs: FileSystem) -> Steps[None]:
+        yield from make_dirs(fs, directory, directory)
+        yield "tokens.make_dirs"
+        there = set(fs.listdir(directory))
+        for number in range(256):
+            if f"{number:02x}" not in there:
+                try:
+                    fs.mkdir(join(directory, f"{number:02x}"))
+                except FileExistsError:
+                    pass  # another process opens the same store
+        yield "tokens.sync_dirs"
+        fs.fsync_dir(directory)
+
+    return job
+
+
 def put(directory: str, call: StagedCall, attempt_token: str) -> Job[str]:
     """Keep a staged call. Raises as `ports.TokenStore.put`, by the job."""
 
@@ -80,7 +107,6 @@ def put(directory: str, call: StagedCall, attempt_token: str) -> Job[str]:
         path = path_of(directory, key)
         yield "tokens.look"
         if not _sound(fs, path, key):
-            yield from make_dirs(fs, parent_of(path), directory)
             temp = temporary(path, attempt_token)
             yield from write_new(fs, temp, encode(call))
             try:

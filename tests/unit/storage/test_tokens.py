@@ -1,0 +1,124 @@
+"""The token store on files: what was put comes back, whatever else happens; damage shows. Both file systems."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.ports import FileSystem
+from gym_ckpt.storage.tokens import StagedDamaged, StagedMissing, decode, encode, get, open_store, path_of, put, remove
+from gym_ckpt.wire.digests import InvalidStaging, StagedCall, staging_digest
+from sim.disk import SimFileSystem
+from tests.unit.ledger.given import broken, staged
+from tests.unit.storage.driver import PowerCut, Tokens, calm, run, strike
+from tests.unit.wire.test_staging_digests import calls
+
+
+DIRECTORY = "/shared/tokens"
+
+
+def opened(seed: int) -> SimFileSystem:
+    disk = SimFileSystem(random.Random(seed), journalled=False)
+    disk.make_dirs("/shared")
+    run(disk.view("setup"), open_store(DIRECTORY))
+    return disk
+
+
+@pytest.fixture(params=["simulated", "real"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FileSystem, str]]:
+    if request.param == "real":
+        run(PosixFileSystem(), open_store(str(tmp_path / "tokens")))
+        yield PosixFileSystem(), str(tmp_path / "tokens")
+    else:
+        yield opened(0).view("one"), DIRECTORY
+
+
+def test_put_twice_is_one_file_and_get_gives_it_back(store: tuple[FileSystem, str]) -> None:
+    fs, directory = store
+    tokens = Tokens()
+    call = staged()
+    key = run(fs, put(directory, call, tokens()))
+    assert run(fs, put(directory, call, tokens())) == key == staging_digest(call)
+    assert run(fs, get(directory, key)) == call
+    other = run(fs, put(directory, staged("c1"), tokens()))
+    assert other != key
+    run(fs, remove(directory, [key, key, "nothing", "../x"]))
+    with pytest.raises(StagedMissing):
+        run(fs, get(directory, key))
+    assert run(fs, get(directory, other)) == staged("c1")
+
+
+@pytest.mark.parametrize("key", ["", "x", "../../etc/passwd", "0" * 64, "A" * 64])
+def test_a_key_that_is_none_of_ours_is_missing(store: tuple[FileSystem, str], key: str) -> None:
+    fs, directory = store
+    with pytest.raises(StagedMissing):
+        run(fs, get(directory, key))
+
+
+def test_what_breaks_a_rule_is_not_kept(store: tuple[FileSystem, str]) -> None:
+    fs, directory = store
+    with pytest.raises(InvalidStaging):
+        run(fs, put(directory, broken(staged(), log_probabilities=(0.0, 0.0, -1.0, float("-inf"))), "0" * 16))
+    assert [name for shard in fs.listdir(directory) for name in fs.listdir(f"{directory}/{shard}")] == []
+
+
+@given(calls())
+@settings(max_examples=60)
+def test_any_call_survives_its_bytes(call: StagedCall) -> None:
+    assert decode(encode(call), staging_digest(call)) == call
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+    call = staged()
+    data, key = encode(call), staging_digest(call)
+    for at in range(len(data)):
+        for bit in (0, 6):
+            spoiled = bytearray(data)
+            spoiled[at] ^= 1 << bit
+            with pytest.raises(StagedDamaged):
+                decode(bytes(spoiled), key)
+        with pytest.raises(StagedDamaged):
+            decode(data[:at], key)
+    with pytest.raises(StagedDamaged):
+        decode(data + b"\0", key)
+
+
+def test_damage_at_rest_is_mended_by_staging_again() -> None:
+    disk = opened(0)
+    key = run(disk.view("one"), put(DIRECTORY, staged(), "0" * 16))
+    disk.flip(path_of(DIRECTORY, key), 1000)
+    with pytest.raises(StagedDamaged):
+        run(disk.view("one"), get(DIRECTORY, key))
+    run(disk.view("one"), put(DIRECTORY, staged(), "1" * 16))
+    assert run(disk.view("one"), get(DIRECTORY, key)) == staged()
+
+
+@pytest.mark.parametrize("what", ["crash", "error"])
+def test_a_put_that_fails_at_any_call_can_be_repeated_and_an_acknowledged_one_stays(what: str) -> None:
+    struck = 0
+    for call in range(24):
+        for after in (False, True):
+            disk = opened(call)
+            tokens = Tokens()
+            error = PowerCut if what == "crash" else (lambda: OSError(errno.ENOSPC, "no space"))
+            hit = strike(disk, call, after=after, error=error)
+            try:
+                run(disk.view("one"), put(DIRECTORY, staged(), tokens()))
+                acknowledged = True
+            except (PowerCut, OSError):
+                acknowledged = False
+            calm(disk)
+            struck += hit()
+            if not acknowledged and what == "crash":
+                disk.crash("one")
+            if not acknowledged:
+                run(disk.view("one"), put(DIRECTORY, staged(), tokens()))
+            disk.crash("one")
+            assert run(disk.view("two"), get(DIRECTORY, staging_digest(staged()))) == staged()
+    assert struck >= 10
