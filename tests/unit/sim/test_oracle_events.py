@@ -1,4 +1,7 @@
-"""Each check of the oracle that goes by events: blind where all is well, and sure of its number where it is not."""
+"""Each check of the oracle that goes by events: blind where all is well, and sure of its number where it is not.
+
+Long because it tells a story, right and wrong, for each rule of each check.
+"""
 
 from __future__ import annotations
 
