@@ -42,6 +42,10 @@ class _Rules:
     def add(self, key: Key, k: int, n: int, fault: Any) -> None:
         self._by_key.setdefault(key, []).append((k, n, fault))
 
+    def events(self) -> set[str]:
+        """Events of the trace that some fault waits for."""
+        return {"phase" if kind == "phase" else name for kind, name in self._by_key}
+
     def due(self, *keys: Key) -> list[Any]:
         """It has come once more under these keys: the faults that strike now."""
         found = []
@@ -84,7 +88,8 @@ class Injector:
         self._world = world
         for fault in self.plan.faults:
             self._take_up(fault)
-        world.trace.subscribe(self._saw)
+        # Any event may be one to strike upon only where the plan says so.
+        world.trace.subscribe(self._saw, None if self._on_event else self._rows.events())
 
     def restart_of(self, node: str) -> Restart | None:
         """How this node comes back from the fault that brought it down; None when no fault did."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
@@ -35,6 +35,12 @@ class HorizonReached(Stuck):
 
 class Livelock(Stuck):
     """Tasks run for ever without time passing."""
+
+
+class Living(Protocol):
+    """What a sleeper belongs to."""
+
+    alive: bool
 
 
 class Timer:
@@ -78,6 +84,11 @@ class VirtualClock(trio.abc.Clock):
         self._forgotten = 0
         self._idle = 0
 
+    @property
+    def idle(self) -> bool:
+        """Nothing can run and no timer is set, as far as was seen."""
+        return self._idle > 0
+
     def start_clock(self) -> None:
         """Nothing to do: time starts at 0."""
 
@@ -106,6 +117,18 @@ class VirtualClock(trio.abc.Clock):
         timer = self.call_at(self._now + delay_s, trio.lowlevel.reschedule, task)
 
         def abort(_: object) -> trio.lowlevel.Abort:
+            timer.cancel()
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def sleep_through(self, delay_s: float, living: Living) -> None:
+        """Like `sleep` inside a shielded scope, at half the cost: only the death of `living` ends it early."""
+        timer = self.call_at(self._now + delay_s, trio.lowlevel.reschedule, trio.lowlevel.current_task())
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            if living.alive:
+                return trio.lowlevel.Abort.FAILED
             timer.cancel()
             return trio.lowlevel.Abort.SUCCEEDED
 

@@ -126,6 +126,15 @@ class Cluster:
     async def _controller(self, ports: Ports) -> None:
         self.outcome, self.refusal = None, None
         self.lives += 1
+        try:
+            self.outcome = await self.collect(ports, resume=self.lives > 1)
+        except (GymCkptError, OSError) as error:
+            # As the command line does: one line, and a status other than 0.
+            self.refusal = f"{type(error).__name__}: {error}"
+            ports.tracer.emit("collector.refused", why=self.refusal)
+
+    async def collect(self, ports: Ports, *, resume: bool) -> Outcome:
+        """What the controller's process does, and what another one started on the same directory would do."""
         options = self.options
         settings = CollectSettings(
             environment="environment",
@@ -137,20 +146,10 @@ class Cluster:
             checkpoint_every_s=options.every_s if options.checkpoint else None,
             checkpoint_timeout_s=options.timeout_s,
             keep_checkpoints=options.keep,
-            resume_from_cache=options.checkpoint and self.lives > 1,
+            resume_from_cache=options.checkpoint and resume,
         )
-        try:
-            self.outcome = await collect(
-                settings,
-                self.coordination(ports) if options.checkpoint else None,
-                self.gym.url("environment"),
-                ports,
-                Quiet(ports),
-            )
-        except (GymCkptError, OSError) as error:
-            # As the command line does: one line, and a status other than 0.
-            self.refusal = f"{type(error).__name__}: {error}"
-            ports.tracer.emit("collector.refused", why=self.refusal)
+        coordination = self.coordination(ports) if options.checkpoint else None
+        return await collect(settings, coordination, self.gym.url("environment"), ports, Quiet(ports))
 
     def coordination(self, ports: Ports) -> Coordination:
         """Coordination as a controller with these ports would have it."""

@@ -34,10 +34,13 @@ from sim.streams import stream
 
 T = TypeVar("T")
 
+_IO_MANAGER: Any = vars(_run)["TheIOManager"]
 PATIENCE = 50
 """Times that a dying task may swallow its death before it is buried."""
 BATCHES_MAX = 200_000
 """Turns of the scheduler at one instant of virtual time that count as a livelock."""
+TURNS_PER_LOOK = 64
+"""Turns of the scheduler between two looks at the operating system's events."""
 _TASKS_NAMED = 20
 
 
@@ -61,6 +64,7 @@ def check_private_names() -> None:
         assert in_loop, f"trio {trio.__version__}: its loop no longer uses {name}; mend sim/determinism.py"
     for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING"):
         assert hasattr(_run, name), f"trio {trio.__version__}: no trio._core._run.{name}; mend sim/determinism.py"
+    assert hasattr(_IO_MANAGER, "get_events"), f"trio {trio.__version__}: no get_events; mend sim/determinism.py"
     for name in ("_counter", "_abort_func", "_next_send", "_next_send_fn", "_attempt_abort", "_activate_cancel_status"):
         assert hasattr(Task, name), f"trio {trio.__version__}: no Task.{name}; mend sim/determinism.py"
 
@@ -233,6 +237,19 @@ class _Scheduler:
         raise AssertionError("trio schedules by its other path: _ALLOW_DETERMINISTIC_SCHEDULING is off")
 
 
+def _seldom(ask: Callable[[Any, float], Any], clock: VirtualClock) -> Callable[[Any, float], Any]:
+    """Asks the operating system for events now and then only: nothing in a run waits for any but abandoned generators,
+    and asking costs as much as a turn of the scheduler. While nothing can run, each time."""
+    turns = 0
+
+    def get_events(manager: Any, timeout: float) -> Any:
+        nonlocal turns
+        turns += 1
+        return ask(manager, timeout) if clock.idle or not turns % TURNS_PER_LOOK else []
+
+    return get_events
+
+
 def run_deterministic(
     async_fn: Callable[[], Awaitable[T]],
     seed: int,
@@ -258,6 +275,8 @@ def run_deterministic(
             stack.callback(setattr, _run, name, getattr(_run, name))
         setattr(_run, "_r", _Scheduler(seed, clock, reaper, policy))  # noqa: B010 - another type on purpose
         setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # noqa: B010 - declared Final
+        stack.callback(setattr, _IO_MANAGER, "get_events", _IO_MANAGER.get_events)
+        setattr(_IO_MANAGER, "get_events", _seldom(_IO_MANAGER.get_events, clock))  # noqa: B010 - as above
         if gc.isenabled():
             gc.disable()
             stack.callback(gc.enable)

@@ -31,7 +31,7 @@ WINDOW_BYTES = 65536
 """Unread bytes per direction beyond which the sender waits: uvicorn's high-water mark."""
 CHUNK_BYTES = 65536
 """A request body arrives in messages of at most this size, as uvicorn reads it."""
-SILENCE_S = 40.0
+SILENCE_S = 20.0
 """When a silent loss turns into a reset all the same, for a client without a time-out."""
 
 

@@ -41,7 +41,7 @@ class Keeper:
         self._whole_due = False
         self._due: set[str] = set()
         """Nodes whose restart is only a matter of time."""
-        world.trace.subscribe(self._saw)
+        world.trace.subscribe(self._saw, _ENDS)
 
     @property
     def complete(self) -> bool:
@@ -58,7 +58,7 @@ class Keeper:
                 self._start(name)
 
     def _saw(self, row: Row) -> None:
-        if row.event in _ENDS and not self._restarting and row.node in (*SERVERS, CONTROLLER):
+        if not self._restarting and row.node in (*SERVERS, CONTROLLER):
             self._went_down(row.node)
 
     def _went_down(self, name: str) -> None:

@@ -13,13 +13,11 @@ from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import trio
-
 from gym_ckpt.ports import ASGIApp, FileSystem, Job, Ports
 from sim.determinism import park
 from sim.epoch import Epoch
 from sim.exchange import Slot
-from sim.fates import InjectedFailure
+from sim.fates import CALM_DISK, InjectedFailure
 from sim.network import Network, NodeClient
 from sim.streams import stream
 
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from sim.node import Node
 
 T = TypeVar("T")
+STEPS_TOGETHER = 6
+"""At most so many steps of a disk job are done in one go."""
 
 
 class StreamEntropy:
@@ -54,12 +54,19 @@ class _Server:
 
 
 class _Disk:
-    """The `Disk` port: a job runs step by step, each step with a latency, a fault or a crash of its own."""
+    """The `Disk` port: a job runs step by step, each step with a latency, a fault or a crash of its own.
+
+    Others run between two steps of a job, but not between any two: a turn of the scheduler costs more than a step. So
+    a few steps are done in one go, how many is drawn, and the time that they took passes after them.
+    """
 
     def __init__(self, node: Node, epoch: Epoch, files: FileSystem) -> None:
         self._node = node
         self._epoch = epoch
         self._files = files
+        self._chance = stream(node.world.seed, "disk steps", node.name, str(epoch.number))
+        self._together = 0
+        self._owed_s = 0.0
 
     async def run(self, job: Job[T]) -> T:
         epoch = self._epoch
@@ -90,8 +97,12 @@ class _Disk:
             fate = world.fates.disk(node.name, step, node.disk_steps)
             node.disk_steps += 1
             world.emit(node.name, "disk.step", step=step)
-            with trio.CancelScope(shield=True):  # once begun, a job is not interrupted by cancellation
-                await world.clock.sleep(fate.latency_s)
+            self._owed_s += fate.latency_s
+            self._together -= 1
+            if self._together < 0 or fate is not CALM_DISK:
+                self._together = self._chance.randrange(STEPS_TOGETHER)
+                owed_s, self._owed_s = self._owed_s, 0.0
+                await world.clock.sleep_through(owed_s, epoch)
             await epoch.fence()
             if fate.crash == "before":
                 await self._crash()
@@ -196,7 +207,8 @@ class _Probes:
         world = node.world
         world.emit(node.name, "probe", point=point)
         fate = world.fates.probe(node.name, point)
-        await world.clock.sleep(fate.delay_s)
+        if fate.delay_s:  # without one the point costs no turn of the scheduler, as in production
+            await world.clock.sleep(fate.delay_s)
         await epoch.fence()
         if fate.crash:
             node.crash()

@@ -106,11 +106,10 @@ class _Run:
         self._late: list[Violation] = []
         self._broken: set[tuple[str, float]] = set()
         """Where and when a gate could not finish an answer that it had begun."""
-        self._world.trace.subscribe(self._saw)
+        self._world.trace.subscribe(self._saw, ("gate.broken",))
 
     def _saw(self, row: Row) -> None:
-        if row.event == "gate.broken":
-            self._broken.add((row.node, row.t))
+        self._broken.add((row.node, row.t))
 
     def _is_meant(self, failure: Failure) -> bool:
         """A gate whose worker is lost in mid-answer breaks off, as a server does: by returning without the rest."""

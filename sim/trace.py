@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 _BATCH_ROWS = 256
@@ -33,6 +33,9 @@ class Row(NamedTuple):
         return f"{self.t!r} {self.node} {self.event} {fields}"
 
 
+Listener = Callable[[Row], None]
+
+
 class Trace:
     """The rows of one run; keeps the last `tail` of them, or all."""
 
@@ -43,12 +46,22 @@ class Trace:
         """Told what a listener raised: the code that emitted the row must not be able to swallow it."""
         self._pending: list[Row] = []
         self._hash = hashlib.blake2b(digest_size=16)
-        self._listeners: list[Callable[[Row], None]] = []
+        self._listeners: list[tuple[Listener, frozenset[str] | None]] = []
+        self._by_event: dict[str, tuple[Listener, ...]] = {}
         self._closed = False
 
-    def subscribe(self, listener: Callable[[Row], None]) -> None:
-        """Call `listener` with every row from now on. What it raises stops the run, even out of a node's own code."""
-        self._listeners.append(listener)
+    def subscribe(self, listener: Listener, events: Iterable[str] | None = None) -> None:
+        """Call `listener` with every row of these events, or of any, from now on, after those who subscribed earlier.
+
+        What it raises stops the run, even out of a node's own code.
+        """
+        self._listeners.append((listener, None if events is None else frozenset(events)))
+        self._by_event.clear()
+
+    def _who_listens(self, event: str) -> tuple[Listener, ...]:
+        found = tuple(listener for listener, events in self._listeners if events is None or event in events)
+        self._by_event[event] = found
+        return found
 
     def emit(self, t: float, node: str, event: str, fields: dict[str, Any]) -> None:
         """Append a row. After `close` nothing is recorded any more."""
@@ -63,7 +76,8 @@ class Trace:
         self._pending.append(row)
         if len(self._pending) >= _BATCH_ROWS:
             self._flush()
-        for listener in self._listeners:
+        listeners = self._by_event.get(event)
+        for listener in self._who_listens(event) if listeners is None else listeners:
             try:
                 listener(row)
             except Exception as exc:

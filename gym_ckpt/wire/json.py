@@ -24,6 +24,11 @@ _KEYS: Final = frozenset({str})
 _INT_MAX: Final = 10**JSON_INT_DIGITS_MAX
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (JSON_INT_DIGITS_MAX + 1))
 _SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+# Made once: `json.dumps` makes one per call, which takes as long as a small message.
+_AS_IS: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=True, separators=(",", ":"))
+_SORTED: Final = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=True, separators=(",", ":"), sort_keys=True
+)
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -39,9 +44,7 @@ def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     if type(value) not in _ATOMS and not _clean(value):
         raise _certain(_fault(value))
     try:
-        text = json.dumps(
-            value, ensure_ascii=False, check_circular=False, allow_nan=True, separators=(",", ":"), sort_keys=sort_keys
-        )
+        text = (_SORTED if sort_keys else _AS_IS).encode(value)
         data = text.encode()
     except ValueError:  # a surrogate, or an integer that the interpreter does not print
         raise _certain(_fault(value)) from None

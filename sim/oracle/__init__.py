@@ -95,13 +95,11 @@ class Oracle:
                 self._handlers.setdefault(event, []).append(handler)
         for event in sorted(ACKNOWLEDGED):
             self._handlers.setdefault(event, []).append(self._acknowledge)
-        self._world.trace.subscribe(self._saw)
+        self._world.trace.subscribe(self._saw, self._handlers)
 
     def _saw(self, row: Row) -> None:
-        handlers = self._handlers.get(row.event)
-        if handlers is not None:
-            for handler in handlers:
-                handler(row)
+        for handler in self._handlers[row.event]:
+            handler(row)
 
     def _acknowledge(self, row: Row) -> None:
         self.acknowledged[row.event] += 1

@@ -1,0 +1,121 @@
+"""A whole gym and its collector, in situations that have a name. Told as fault plans; the oracle judges every one.
+
+Each test looks for the events that make it the situation of its title, so that it cannot pass by missing it.
+"""
+
+from __future__ import annotations
+
+from faults.catalogue import At, Crash, DiskError, Fault, Lose, OnPhase, OnRow, Restart, Signal
+from faults.plan import Plan, Setup
+from gym_ckpt.errors import GymCkptError
+from gym_ckpt.ports import Ports
+from sim.cluster import CONTROLLER, Cluster, Options, until
+from sim.oracle import Oracle
+from sim.reference import reference
+from sim.report import screen
+from sim.run import Verdict, run_seed
+from sim.trace import Row
+from sim.workload import workload
+from sim.world import World
+
+EVERYTHING = ("*",)
+WHOLE = Restart("whole", 0.1)
+TIMER = Setup(workload=3, every_s=0.9)
+
+
+def play(*faults: Fault, setup: Setup = TIMER, requeue: Restart = WHOLE) -> Verdict:
+    verdict = run_seed(1, "scenario", plan=Plan(setup, 60.0, requeue, Restart(), faults), keep_all_rows=True)
+    assert verdict.ok, screen(verdict, "pytest tests/scenario/test_collection.py")
+    return verdict
+
+
+def seen(verdict: Verdict, event: str) -> list[Row]:
+    return [row for row in verdict.rows if row.event == event]
+
+
+def continued(verdict: Verdict) -> list[str]:
+    """Episodes that went on from a checkpoint instead of starting from their input."""
+    return [row.fields["episode"] for row in seen(verdict, "episode.started") if row.fields["continued"]]
+
+
+def test_everything_dies_in_mid_generation_and_the_run_goes_on_from_its_checkpoint() -> None:
+    verdict = play(Crash(EVERYTHING, OnRow("collector.published"), WHOLE))
+    published = seen(verdict, "collector.published")[0].fields["continued"]
+    restored = seen(verdict, "collector.restored")
+    assert published, "nothing was in flight at the checkpoint"
+    assert len(restored) == 1
+    assert len(continued(verdict)) == len(published)
+    assert verdict.checked["INV-6"] > 0, "no call of a continued rollout was looked at"
+
+
+def test_a_checkpoint_under_way_is_lost_and_the_one_before_is_restored() -> None:
+    verdict = play(Crash(EVERYTHING, OnPhase("committed", 7), WHOLE))
+    first, *_ = [row.fields["checkpoint_id"] for row in seen(verdict, "collector.published")]
+    assert [row.fields["checkpoint_id"] for row in seen(verdict, "collector.restored")] == [first]
+
+
+def test_a_restore_that_one_server_cannot_do_is_undone_everywhere() -> None:
+    lost = Crash(EVERYTHING, OnRow("collector.published"), WHOLE)
+    verdict = play(lost, DiskError("inventory", "EIO", 1, 1000, "records.read"))
+    assert not seen(verdict, "collector.restored")
+    assert seen(verdict, "restore.discarded") and seen(verdict, "restore.installed")
+    assert not continued(verdict)
+    assert verdict.checked["INV-60"] > 0
+
+
+def test_a_restore_whose_reply_is_lost_is_no_lost_restore() -> None:
+    lost = Crash(EVERYTHING, OnRow("collector.published"), WHOLE)
+    verdict = play(lost, Lose("inventory", "restore", "after"))
+    assert len(seen(verdict, "collector.restored")) == 1
+    installed = [row.node for row in seen(verdict, "restore.installed")]
+    assert sorted(installed) == sorted(set(installed)), "a repeated call did the work twice"
+
+
+def test_sigterm_stops_with_a_checkpoint_and_the_requeued_job_continues_it() -> None:
+    verdict = play(Signal("SIGTERM", At(0.8)), setup=Setup(workload=3))
+    first, last = seen(verdict, "collector.exit")
+    assert first.fields["status"] == last.fields["status"] == 0
+    assert "stopped" in first.fields["message"]
+    assert len(seen(verdict, "collector.published")) == 1
+    assert continued(verdict)
+
+
+def test_a_stopped_job_that_comes_back_to_servers_that_stayed_up_starts_from_input() -> None:
+    verdict = play(Signal("SIGTERM", At(0.8)), setup=Setup(workload=3), requeue=Restart("alone", 60.0))
+    messages = [row.fields["text"] for row in seen(verdict, "collector.message")]
+    assert any("the servers stayed up" in text for text in messages), messages
+    assert not continued(verdict)
+
+
+def test_a_second_sigterm_stops_at_once_and_the_checkpoint_in_force_is_continued() -> None:
+    verdict = play(Signal("SIGTERM", OnRow("collector.published"), 0.0))
+    assert seen(verdict, "collector.exit")[0].fields["status"] == 143
+    assert continued(verdict)
+
+
+def test_a_second_collector_on_the_directory_of_a_live_one_is_turned_away() -> None:
+    world = World(5, keep_all_rows=True)
+    cluster = Cluster(world, workload(3), Options(every_s=0.9))
+    oracle = Oracle(world, cluster, reference(3))
+    oracle.attach()
+    refusals: list[str] = []
+
+    async def intruder(ports: Ports) -> None:
+        try:
+            await cluster.collect(ports, resume=True)
+        except GymCkptError as error:
+            refusals.append(str(error))
+
+    async def script(world: World) -> None:
+        cluster.start()
+        await world.sleep(1.0)
+        world.add_node("intruder", intruder, start=True)
+        await until(world, lambda: bool(refusals), 30.0)
+        assert world.nodes[CONTROLLER].alive, "the live collector was to be disturbed"
+        assert await until(world, lambda: not world.nodes[CONTROLLER].alive, 300.0)
+
+    world.run(script, horizon_s=1000.0).check()
+    oracle.judge()
+    assert len(refusals) == 1 and "/run" in refusals[0]
+    assert cluster.complete
+    assert not oracle.violations
