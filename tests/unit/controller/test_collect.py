@@ -109,12 +109,13 @@ async def test_a_retire_that_fails_is_repeated_and_the_row_waits_for_it(bench: B
 
 
 async def test_sigusr1_publishes_the_rows_in_flight_and_the_run_goes_on(bench: Bench) -> None:
-    gym = gym_of(steps=5)
-    gym.busy_at = bench.rows
+    gym = await slow_gym(bench.rows)
 
     async def script() -> None:
-        await gym.busy.wait()
+        await bench.until(lambda: len(gym.done) == bench.rows)
         bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+        gym.steps = 1
 
     outcome = await bench.with_signals(gym, script)
     assert outcome.exit_code == 0
@@ -127,14 +128,14 @@ async def test_sigusr1_publishes_the_rows_in_flight_and_the_run_goes_on(bench: B
 
 
 async def test_no_row_starts_while_a_checkpoint_is_open(bench: Bench) -> None:
-    gym = gym_of(steps=2)
-    gym.busy_at = 2
+    gym = await slow_gym(2)
     started_while_open: list[int] = []
 
     async def linger() -> None:
         before = len(gym.runs)
         await anyio.sleep(0.03)
         started_while_open.append(len(gym.runs) - before)
+        gym.steps = 1
 
     gym.on_prepared = linger
 
@@ -286,7 +287,7 @@ async def test_a_second_sigterm_stops_at_once_without_a_checkpoint(bench: Bench)
 async def test_a_stop_at_any_point_loses_nothing(bench: Bench, point: str) -> None:
     """Scenario 30: deliver it everywhere. The run that follows finishes every row once."""
     gym = gym_of(steps=4)
-    gym.busy_at = bench.rows
+    gym.busy_at = 2
     asked = False
 
     def term() -> None:
@@ -303,7 +304,7 @@ async def test_a_stop_at_any_point_loses_nothing(bench: Bench, point: str) -> No
 
     async with anyio.create_task_group() as beside:
         beside.start_soon(script)
-        outcome = await bench.run(gym)
+        outcome = await bench.run(gym, concurrency=2)
         beside.cancel_scope.cancel()
     assert asked and outcome.exit_code == 0, outcome.message
     bench.recorder.at = {}
