@@ -175,9 +175,7 @@ class _Run:
             progress=self._progress,
         )
 
-    async def _end(
-        self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None
-    ) -> str | None:
+    async def _end(self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None) -> str | None:
         """Let an open checkpoint end, forget and remove what is left, make rows durable; returns why some are not."""
         if shared.collection.done:
             async with shared.checkpoint_lock:

@@ -82,11 +82,14 @@ class Coordination:
         return {member.name: status for member, status in zip(members, replies, strict=True) if status is not None}
 
     @asynccontextmanager
-    async def prepared(self, checkpoint_id: str, budget_s: float) -> AsyncIterator[OpenCheckpoint]:
+    async def prepared(
+        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[OpenCheckpoint]:
         """Prepare every participant; while the body runs, keep the lease; on the way out always resume.
 
         Args:
             budget_s: seconds for the whole checkpoint; the commit gets what prepare has left.
+            abandoned: asked on the way out; True leaves everything to its lease, for a controller that must end now.
 
         Raises:
             NotReady: some participant was not ready in time; everything has been resumed.
@@ -103,7 +106,7 @@ class Coordination:
                     yield opened
                 finally:
                     renewing.cancel_scope.cancel()
-                    if not opened.stays_closed:
+                    if not (opened.stays_closed or abandoned()):
                         with anyio.CancelScope(shield=True):
                             await self._resume_all(checkpoint_id)
         except BaseExceptionGroup as group:

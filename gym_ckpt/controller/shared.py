@@ -10,7 +10,7 @@ It must not know what the tasks do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -54,7 +54,9 @@ class Coordination(Protocol):
 
     async def discover(self) -> object: ...
 
-    def prepared(self, checkpoint_id: str, budget_s: float) -> AbstractAsyncContextManager[OpenCheckpoint]: ...
+    def prepared(
+        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool]
+    ) -> AbstractAsyncContextManager[OpenCheckpoint]: ...
 
     async def restore(
         self, restore_id: str, checkpoint_dir: str, scope: Iterable[EpisodeId], budget_s: float

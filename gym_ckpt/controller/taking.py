@@ -99,15 +99,15 @@ class Taking:
         ports = self._shared.ports
         await ports.probe("collector.before_checkpoint")
         await ports.disk.run(lambda fs: make_dirs(fs, attempt.directory, self._run_dir))
-        async with self._coordination.prepared(attempt.checkpoint_id, deadline - anyio.current_time()) as prepared:
+        interrupts = self._shared.interrupts
+        async with self._coordination.prepared(
+            attempt.checkpoint_id,
+            deadline - anyio.current_time(),
+            abandoned=lambda: interrupts.killed,  # a second signal: stop at once, nobody is left to resume for
+        ) as prepared:
             attempt.prepared_s = anyio.current_time() - attempt.began
-            try:
-                await self._replies_on_the_wire(prepared, deadline)
-                await self._commit(prepared, attempt)
-            except anyio.get_cancelled_exc_class():
-                if self._shared.interrupts.killed:
-                    prepared.leave_closed()  # stop at once: nobody is left to resume for
-                raise
+            await self._replies_on_the_wire(prepared, deadline)
+            await self._commit(prepared, attempt)
             self._stay_closed_if_stopping(prepared)
 
     def _stay_closed_if_stopping(self, prepared: OpenCheckpoint) -> None:
@@ -133,9 +133,7 @@ class Taking:
         shared, ports = self._shared, self._shared.ports
         scope = shared.collection.scope(prepared.restarts)
         in_flight = shared.collection.in_flight()
-        ports.tracer.emit(
-            "collector.scope", scope=scope, restarts=prepared.restarts, stop=shared.interrupts.stopping
-        )
+        ports.tracer.emit("collector.scope", scope=scope, restarts=prepared.restarts, stop=shared.interrupts.stopping)
         await ports.probe("collector.before_commit")
         asked = anyio.current_time()
         committed = await prepared.commit(attempt.directory, scope, stop=shared.interrupts.stopping)
@@ -198,16 +196,14 @@ class Taking:
         The pointer in force is made durable first: an older one that came back would name what is gone (INV-48).
         """
         with anyio.move_on_after(TIDY_AT_END_S):
-            while not await self._tidied():
+            while True:
+                try:
+                    await self._shared.ports.disk.run(sync_pointer(self._run_dir))
+                    if await self._prune():
+                        return
+                except OSError as error:
+                    self._shared.progress.message(f"leftovers of checkpoints could not be removed ({reason(error)})")
                 await anyio.sleep(COLLECT_RETRY_FIRST_S)
-
-    async def _tidied(self) -> bool:
-        try:
-            await self._shared.ports.disk.run(sync_pointer(self._run_dir))
-        except OSError as error:
-            self._shared.progress.message(f"leftovers of checkpoints could not be removed ({reason(error)})")
-            return False
-        return await self._prune()
 
     async def _prune(self) -> bool:
         """True when everything that may go is gone."""

@@ -60,7 +60,7 @@ class Row:
     restored: bool = False
     """This attempt continues a checkpoint; sent but not logged, it goes back to RESTORED."""
     marked: bool = False
-    """Servers may keep something of its attempts (a mark, the calls that were delivered): to be forgotten at its end."""
+    """Servers may keep something of its attempts (a mark, delivered calls): to be forgotten at its end."""
 
     @property
     def episode(self) -> EpisodeId:

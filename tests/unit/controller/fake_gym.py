@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +124,9 @@ class FakeGym:
         self._ask("discover")
 
     @asynccontextmanager
-    async def prepared(self, checkpoint_id: str, budget_s: float) -> AsyncIterator[FakeCheckpoint]:
+    async def prepared(
+        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[FakeCheckpoint]:
         self._close()
         opened = FakeCheckpoint(self, checkpoint_id)
         try:
@@ -134,7 +136,7 @@ class FakeGym:
                 await self.on_prepared()
             yield opened
         finally:
-            if not opened.stays_closed:
+            if not (opened.stays_closed or abandoned()):
                 self.log.append(("resume", checkpoint_id))
                 self._reopen()
 
