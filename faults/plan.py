@@ -11,6 +11,8 @@ import msgspec
 
 from faults.catalogue import Fault, Restart
 from gym_ckpt.errors import ConfigError
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import plain
 
 PLAN_SCHEMA = 1
 
@@ -57,14 +59,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 def dump(plan: Plan) -> bytes:
     """The plan as JSON, one line; equal plans give equal bytes."""
-    return msgspec.json.encode(plan)
+    return json.dumps(plain(plan))
 
 
 def load(data: bytes) -> Plan:
     """The plan in these bytes. Raises `ConfigError`."""
     try:
-        plan = msgspec.json.decode(data, type=Plan)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        plan = msgspec.convert(json.loads(data), Plan)
+    except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"not a fault plan: {error}") from None
     if plan.schema != PLAN_SCHEMA:
         raise ConfigError(f"fault plan of schema {plan.schema}; this simulator reads {PLAN_SCHEMA}")

@@ -6,6 +6,8 @@ everything in that file or directory durable, whoever did it.
 
 It helps to check INV-48 to INV-51 and INV-95. It must not know who uses it: no protocol, no layout, no time. Every
 choice comes from the `random.Random` it is given, so one seed has one outcome.
+
+Long because the calls of a file system share their state and are read side by side with POSIX.
 """
 
 from __future__ import annotations

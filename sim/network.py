@@ -150,9 +150,7 @@ class Network:
         there_and_back = fate.request_latency_s + fate.reply_latency_s
         scope = _scope(method, target, headers, body)
         if listener is None or fate.refuse:
-            clock.call_after(
-                there_and_back, exchange.fail, PeerUnreachable(f"{target.authority}: connection refused")
-            )
+            clock.call_after(there_and_back, exchange.fail, PeerUnreachable(f"{target.authority}: connection refused"))
         elif fate.lose in (None, "before") and fate.hang:
             clock.call_after(SILENCE_S, exchange.fail, PeerLost(f"{target.authority}: no answer, and then a reset"))
         elif fate.lose == "before":

@@ -94,8 +94,9 @@ def _refers(settings: GymSettings, path: str, name: str, kind: type[ServerSettin
     if found is None:
         raise ConfigError(f"{path}: there is no server {name!r}; {suggestion(name, fitting)}")
     actual = next(word for word, cls in SERVER_KINDS.items() if isinstance(found, cls))
-    raise ConfigError(f"{path}: {name!r} is of kind {actual}, and this must be of kind {wanted}; "
-                      f"{suggestion(name, fitting)}")
+    raise ConfigError(
+        f"{path}: {name!r} is of kind {actual}, and this must be of kind {wanted}; {suggestion(name, fitting)}"
+    )
 
 
 def _collect(settings: GymSettings) -> None:

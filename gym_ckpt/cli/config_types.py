@@ -30,18 +30,27 @@ from gym_ckpt.settings import (
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-SERVER_KINDS: Final[Mapping[str, type[ServerSettings]]] = MappingProxyType({
-    "environment": EnvironmentSettings,
-    "agent": AgentSettings,
-    "resources": ResourcesSettings,
-    "model": ModelSettings,
-    "inference": InferenceSettings,
-})
+SERVER_KINDS: Final[Mapping[str, type[ServerSettings]]] = MappingProxyType(
+    {
+        "environment": EnvironmentSettings,
+        "agent": AgentSettings,
+        "resources": ResourcesSettings,
+        "model": ModelSettings,
+        "inference": InferenceSettings,
+    }
+)
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
-_TYPES: Final = MappingProxyType({
-    "str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
-    "object": "a table", "null": "nothing",
-})
+_TYPES: Final = MappingProxyType(
+    {
+        "str": "text",
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "array": "a list",
+        "object": "a table",
+        "null": "nothing",
+    }
+)
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:

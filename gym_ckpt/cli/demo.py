@@ -84,8 +84,10 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
         await anyio.sleep(DEMO_RUN_ON_S)
         killed = await servers.kill_all()
         saved, before = read_saved(str(gym.run_dir)), gym.rows()
-        _say(f"SIGKILL to {killed} processes; {len(before)} rows had been written, "
-             f"{len(saved.continued)} are in checkpoint {saved.checkpoint_id}")
+        _say(
+            f"SIGKILL to {killed} processes; {len(before)} rows had been written, "
+            f"{len(saved.continued)} are in checkpoint {saved.checkpoint_id}"
+        )
 
         began = monotonic()
         await gym.start_servers(servers)
@@ -97,8 +99,17 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
         await reference.finish_collector(undisturbed)
         _say("both gyms have finished; comparing")
         return _figures(
-            reference.rows(), gym.rows(), before, saved, made_after=after["calls"], killed=killed, in_flight=in_flight,
-            published=published, restored=_restored(gym), start_s=start_s, restart_s=restart_s,
+            reference.rows(),
+            gym.rows(),
+            before,
+            saved,
+            made_after=after["calls"],
+            killed=killed,
+            in_flight=in_flight,
+            published=published,
+            restored=_restored(gym),
+            start_s=start_s,
+            restart_s=restart_s,
         )
 
 
@@ -177,8 +188,10 @@ async def _until_busy(http: HttpxClient, gym: DemoGym, servers: Supervisor, roll
             elif since:
                 return len(busy)
             await anyio.sleep(DEMO_POLL_S)
-    raise DemoFailed(f"only {len(busy)} of {rollouts} rollouts were in flight with a delivered model call after "
-                     f"{DEMO_WAIT_S:g} s: {gym.last_words()}")
+    raise DemoFailed(
+        f"only {len(busy)} of {rollouts} rollouts were in flight with a delivered model call after "
+        f"{DEMO_WAIT_S:g} s: {gym.last_words()}"
+    )
 
 
 async def _checkpoint(gym: DemoGym, servers: Supervisor) -> dict[str, Any]:

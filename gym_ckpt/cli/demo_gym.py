@@ -120,8 +120,9 @@ class DemoGym:
         self.folder.mkdir(parents=True)
         (self.folder / "logs").mkdir()
         self.ports = free_ports(len(SERVERS))
-        text = _CONFIG.format(name=self.name, token=_TOKEN, ports=self.ports, concurrency=min(rollouts, 2000),
-                              tokens_per_s=tokens_per_s)
+        text = _CONFIG.format(
+            name=self.name, token=_TOKEN, ports=self.ports, concurrency=min(rollouts, 2000), tokens_per_s=tokens_per_s
+        )
         self.config.write_text(text, encoding="utf-8")
 
     def url(self, server: str) -> str:
@@ -144,8 +145,15 @@ class DemoGym:
 
     async def start_collector(self, servers: Supervisor, *, resume: bool) -> None:
         self.lines.clear()
-        argv = (sys.executable, "-m", "gym_ckpt", "collect", str(self.config), "--json",
-                "--resume" if resume else "--no-resume")
+        argv = (
+            sys.executable,
+            "-m",
+            "gym_ckpt",
+            "collect",
+            str(self.config),
+            "--json",
+            "--resume" if resume else "--no-resume",
+        )
         await servers.start(COLLECTOR, Command(argv))
 
     async def finish_collector(self, servers: Supervisor) -> dict[str, Any]:

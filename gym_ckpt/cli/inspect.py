@@ -115,8 +115,13 @@ def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
     checkpoints.sort(key=lambda each: (each.sequence is None, -(each.sequence or 0), each.checkpoint_id))
     pid, running = collector_of(run_dir)
     return DirectoryView(
-        directory=run_dir, latest=published[0] if published else None, collector_pid=pid, collector_running=running,
-        checkpoints=checkpoints, problems=problems, verified=verify,
+        directory=run_dir,
+        latest=published[0] if published else None,
+        collector_pid=pid,
+        collector_running=running,
+        checkpoints=checkpoints,
+        problems=problems,
+        verified=verify,
     )
 
 
@@ -157,8 +162,10 @@ def _length(value: Any) -> int | None:
 def _verified(fs: FileSystem, directory: str) -> _Found:
     report = _finish(verify_checkpoint(directory), fs)
     return _Found(
-        [ParticipantView(kind=each.kind, instance=each.instance, records=each.record_count, bytes=each.bytes)
-         for each in report.participants],
+        [
+            ParticipantView(kind=each.kind, instance=each.instance, records=each.record_count, bytes=each.bytes)
+            for each in report.participants
+        ],
         report.problems,
     )
 
@@ -202,8 +209,12 @@ def _episodes(fs: FileSystem, run_dir: str, wanted: str) -> Iterator[EpisodeView
                 key = EpisodeId(found["rollout_id"], found["attempt"]).key
                 if wanted in (key, found["rollout_id"]):
                     yield EpisodeView(
-                        checkpoint_id=name, kind=kind, instance=instance, capture_key=key,
-                        bytes=len(json.dumps(record)) + 1, state=record["state"],
+                        checkpoint_id=name,
+                        kind=kind,
+                        instance=instance,
+                        capture_key=key,
+                        bytes=len(json.dumps(record)) + 1,
+                        state=record["state"],
                     )
 
 

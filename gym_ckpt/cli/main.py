@@ -42,8 +42,12 @@ def cli(debug: bool) -> None:
 @cli.command(short_help="Kill a whole gym in the middle, continue, compare.")
 @click.option("--rollouts", type=click.IntRange(4, 10_000), default=24, show_default=True, help="How many to collect.")
 @JSON
-@click.option("--keep", type=click.Path(file_okay=False), metavar="DIR",
-              help="Keep configuration, outputs, checkpoints and logs in DIR (new or empty) and say where.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Keep configuration, outputs, checkpoints and logs in DIR (new or empty) and say where.",
+)
 def demo(rollouts: int, as_json: bool, keep: str | None) -> None:
     """Kill a whole gym in the middle of its rollouts, continue, and compare.
 
@@ -87,8 +91,11 @@ def serve(config: str, server: str | None) -> None:
 
 @cli.command(short_help="Collect rollouts, with checkpoints.")
 @CONFIG
-@click.option("--resume/--no-resume", default=None,
-              help="Override collect.resume_from_cache: continue the latest checkpoint, or start over.")
+@click.option(
+    "--resume/--no-resume",
+    default=None,
+    help="Override collect.resume_from_cache: continue the latest checkpoint, or start over.",
+)
 @JSON
 def collect(config: str, resume: bool | None, as_json: bool) -> None:
     """Collect rollouts as the [collect] table of CONFIG says; the servers must be running.
@@ -160,8 +167,9 @@ def config_show(config: str, as_json: bool) -> None:
 
 @cli.command(short_help="Show what a checkpoint directory holds.")
 @DIRECTORY
-@click.option("--verify", is_flag=True,
-              help="Read every byte against its digest; exit status 1 when anything is wrong.")
+@click.option(
+    "--verify", is_flag=True, help="Read every byte against its digest; exit status 1 when anything is wrong."
+)
 @click.option("--episode", metavar="ID", help="Show one episode: a rollout id, or a capture key such as row-7-a1.")
 @JSON
 def inspect(directory: str, verify: bool, episode: str | None, as_json: bool) -> None:

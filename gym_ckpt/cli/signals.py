@@ -16,10 +16,12 @@ from gym_ckpt.errors import ConfigError, GymCkptError
 from gym_ckpt.storage import layout
 
 _PID = re.compile(r"(?:pid\D*)?(\d+)")
-_EFFECT: Final = MappingProxyType({
-    "SIGUSR1": "takes a checkpoint and goes on",
-    "SIGTERM": "takes a checkpoint and stops",
-})
+_EFFECT: Final = MappingProxyType(
+    {
+        "SIGUSR1": "takes a checkpoint and goes on",
+        "SIGTERM": "takes a checkpoint and stops",
+    }
+)
 
 
 class NotRunning(GymCkptError):

@@ -26,7 +26,10 @@ def _tool(name: str, description: str, *, amount: bool) -> dict[str, Any]:
     if amount:
         properties["amount"] = {"type": "integer", "minimum": 1, "maximum": ITEM_AMOUNT_MAX}
     parameters = {
-        "type": "object", "properties": properties, "required": sorted(properties), "additionalProperties": False
+        "type": "object",
+        "properties": properties,
+        "required": sorted(properties),
+        "additionalProperties": False,
     }
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 

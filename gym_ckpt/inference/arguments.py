@@ -113,9 +113,7 @@ def _string(schema: Mapping[str, Any], draw: Draw, path: str) -> str:
     return " ".join(words).ljust(low, "a")[:high]
 
 
-def _lengths(
-    schema: Mapping[str, Any], least: str, most: str, path: str, *, low: int, span: int
-) -> tuple[int, int]:
+def _lengths(schema: Mapping[str, Any], least: str, most: str, path: str, *, low: int, span: int) -> tuple[int, int]:
     first, last = _range(schema, least, most, path, low=low, span=span)
     if not 0 <= first <= SCHEMA_SIZE_MAX:
         raise ValueError(f"{path}.{least}: must be a whole number from 0 to {SCHEMA_SIZE_MAX}")

@@ -53,7 +53,7 @@ class Lines:
 
 async def until_printed(log: Lines, name: str) -> None:
     with anyio.fail_after(20):
-        while not any(each == name for each, _ in log.lines):  # noqa: ASYNC110
+        while not any(each == name for each, _ in log.lines):
             await anyio.sleep(0.01)
 
 
@@ -73,8 +73,9 @@ async def test_it_waits_for_readiness_and_leaves_no_process() -> None:
 async def test_a_server_that_ends_at_start_is_named_with_its_last_lines() -> None:
     async with Supervisor(Lines()) as servers:
         await servers.start("sleeper", python(SLEEPER))
-        await servers.start("broken", python("print('no port left'); raise SystemExit(3)",
-                                             health_url="http://127.0.0.1:1/health"))
+        await servers.start(
+            "broken", python("print('no port left'); raise SystemExit(3)", health_url="http://127.0.0.1:1/health")
+        )
         with pytest.raises(ServerDied) as caught:
             await servers.wait_ready()
     assert "'broken' ended with status 3" in str(caught.value)
@@ -125,7 +126,8 @@ async def test_kill_all_counts_what_it_killed() -> None:
 def test_servers_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     """No orphan keeps a port when the supervisor itself is killed."""
     child = "from gym_ckpt.adapters.host import die_with_parent; die_with_parent()\n" + SLEEPER
-    (tmp_path / "parent.py").write_text(textwrap.dedent(f"""
+    (tmp_path / "parent.py").write_text(
+        textwrap.dedent(f"""
         import sys, anyio
         from gym_ckpt.adapters.supervisor import Command, Supervisor
         async def main():
@@ -133,10 +135,12 @@ def test_servers_die_with_a_killed_supervisor(tmp_path: Path) -> None:
                 print(await servers.start("child", Command((sys.executable, "-c", {child!r}))), flush=True)
                 await anyio.sleep(60)
         anyio.run(main)
-    """))
+    """)
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True,
-                          env=environment) as parent:
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert parent.stdout.readline().strip() == "asleep"

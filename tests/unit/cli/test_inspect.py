@@ -63,12 +63,15 @@ def test_it_tells_latest_published_and_partial(run_dir: Path) -> None:
     view, sound = shown(run_dir)
     assert sound and view["latest"] == "c2"
     assert [(each["checkpoint_id"], each["state"]) for each in view["checkpoints"]] == [
-        ("c2", "latest"), ("c1", "published"), ("c3", "partial"),
+        ("c2", "latest"),
+        ("c1", "published"),
+        ("c3", "partial"),
     ]
     newest = view["checkpoints"][0]
     assert (newest["continued"], newest["restarted"], newest["sequence"]) == (1, 0, 2)
     assert [(part["kind"], part["instance"], part["records"]) for part in newest["participants"]] == [
-        ("agent", "agent", 2), ("model", "policy", 2),
+        ("agent", "agent", 2),
+        ("model", "policy", 2),
     ]
     assert newest["bytes"] == sum(part["bytes"] for part in newest["participants"]) > 0
 
@@ -115,5 +118,9 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_sizes_are_for_people() -> None:
     assert [size_text(each) for each in (0, 999, 1000, 2_500_000, 7 * 10**12)] == [
-        "0 B", "999 B", "1.0 kB", "2.5 MB", "7000.0 GB",
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "2.5 MB",
+        "7000.0 GB",
     ]

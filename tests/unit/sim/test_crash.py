@@ -1,4 +1,7 @@
-"""A crash is a crash: no code of a dead process has an effect, whatever it does about it."""
+"""A crash is a crash: no code of a dead process has an effect, whatever it does about it.
+
+Long because each way of surviving one's own death is a program of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""HTTP between nodes: what uvicorn and a real network do at the edges, and every fate."""
+"""HTTP between nodes: what uvicorn and a real network do at the edges, and every fate.
+
+Long because every fate is told from both ends.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from tests.unit.ledger.given import broken, staged
 from tests.unit.storage.driver import PowerCut, Tokens, calm, run, strike
 from tests.unit.wire.test_staging_digests import calls
 
-
 DIRECTORY = "/shared/tokens"
 
 
