@@ -62,7 +62,11 @@ class LedgerRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     def encode(self) -> bytes:
         """One line of the ledger, without its newline: sorted keys, compact. Raises `NotLossless`."""
-        return json.dumps(plain(self), sort_keys=True)
+        return json.dumps(self.plain(), sort_keys=True)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON data; a restore encodes tens of thousands, so without looking for structs in it."""
+        return msgspec.structs.asdict(self) | {"staging_chain": list(self.staging_chain)}
 
 
 class Reason(StrEnum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from enum import Enum
+from operator import attrgetter
 from typing import TypeVar
 
 from gym_ckpt.limits import LEDGER_LOCKS
@@ -72,12 +73,17 @@ def locked(directory: str, rollout_id: str, body: Callable[[FileSystem], Steps[T
     return job
 
 
+def in_order(episodes: Iterable[EpisodeId]) -> list[EpisodeId]:
+    """Each once, sorted; thousands of them, so not by comparing objects."""
+    return sorted(dict.fromkeys(episodes), key=attrgetter("rollout_id", "attempt"))
+
+
 def each_locked(
     fs: FileSystem, directory: str, episodes: Iterable[EpisodeId], body: Callable[[list[EpisodeId]], Steps[None]]
 ) -> Steps[list[EpisodeId]]:
     """Run `body` once per lock, under it, for the episodes that share it; returns those whose lock was held."""
     by_lock: dict[int, list[EpisodeId]] = {}
-    for episode in sorted(set(episodes)):
+    for episode in in_order(episodes):
         by_lock.setdefault(lock_number(episode.rollout_id), []).append(episode)
     busy: list[EpisodeId] = []
     for number, sharing in sorted(by_lock.items()):
