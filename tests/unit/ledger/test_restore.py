@@ -214,6 +214,22 @@ def test_one_listing_no_file_synced_and_work_that_grows_with_the_scope_alone() -
     assert counts[0].total() <= 12 * 30
 
 
+@pytest.mark.parametrize("left", ["same", "longer", "other", "torn", "none"])
+def test_whatever_the_dead_execution_left_the_rows_are_the_checkpoints(left: str) -> None:
+    """Its file is taken over when it begins with them, and only then."""
+    disk = new_disk()
+    saved = record(R0, "c0", "c1")
+    rows = b"".join(row.encode() + b"\n" for row in saved.rows)
+    there = {"same": rows, "longer": rows + rows, "other": rows.replace(b"c1", b"c2"), "torn": rows[:-9], "none": None}
+    if there[left] is not None:
+        disk.view("old").create(f"{DIR}/r.lineage.jsonl").write(there[left] or b"")
+    made: list[str] = []
+    disk.on_op = lambda _owner, op, path: made.append(path) if op == "create" else None
+    restore(disk.view("one"), DIR, [R0], [saved])
+    assert files(disk) == {"r.lineage.fence": b"", "r-a1.lineage.jsonl": rows}
+    assert len(made) == (0 if left in ("same", "longer") else 1)
+
+
 def test_what_cannot_be_retired_is_not_restored() -> None:
     with pytest.raises(InvalidRequest):
         begin_restore(DIR, [EpisodeId("r", LEDGER_ATTEMPTS_MAX)], [])
