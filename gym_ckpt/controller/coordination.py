@@ -7,7 +7,7 @@ shielded from cancellation and bounded in time; a participant that cannot be rea
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -17,8 +17,10 @@ from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.errors import (
     CoordinationError,
+    InvalidPhase,
     NotCheckpointable,
     NotReady,
+    ParticipantFailed,
 )
 from gym_ckpt.limits import (
     DISCOVERY_BUDGET_S,
@@ -167,9 +169,9 @@ class Coordination:
         Raises:
             ParticipantFailed: the first that did not, after the others have; repeat the whole.
         """
-        wanted = sorted(set(episodes))
-        if wanted:
-            await self._in_stages(rules.RETIRE, lambda member, until: self._retire_one(member, wanted, until), budget_s)
+        failures = await self._retire_all(sorted(set(episodes)), budget_s)
+        if failures:
+            raise failures[0][1]
 
     async def forget(self, rollout_ids: Iterable[str], budget_s: float = RETIRE_BUDGET_S) -> None:
         """Stop refusing late calls of these rollouts, and drop what is kept per rollout. Raises as `retire`."""
@@ -181,8 +183,9 @@ class Coordination:
         async def one(member: Member, until: float) -> None:
             await self._calls.call(member, "forget", request, ForgetReply, until)
 
-        if wanted:
-            await self._in_stages(rules.RETIRE, one, budget_s)
+        failures = await self._in_stages(rules.RETIRE, one, budget_s) if wanted else []
+        if failures:
+            raise failures[0][1]
 
     # Steps.
 
@@ -254,15 +257,16 @@ class Coordination:
 
     async def _undo_restore(self, restore_id: str, installed: Sequence[EpisodeId]) -> None:
         """Retire N+1 everywhere, then resume: admission stays closed until the failed restore's state is gone."""
-        try:
-            await self.retire(installed)
-        except CoordinationError as error:
-            # One that is still importing, or out of reach: its resume or its lease discards and retires.
-            self._ports.tracer.emit("coordination.undo_failed", why=str(error))
-        await self._resume_all(restore_id)
+        stays_closed: set[str] = set()
+        for member, error in await self._retire_all(installed, RETIRE_BUDGET_S):
+            self._ports.tracer.emit("coordination.undo_failed", server=member.name, why=str(error))
+            if not (isinstance(error, ParticipantFailed) and isinstance(error.error, InvalidPhase)):
+                # It may hold N+1 still. Only its lease discards and retires that; a resume would let it be served.
+                stays_closed.add(member.name)
+        await self._resume_all(restore_id, stays_closed)
 
-    async def _resume_all(self, checkpoint_id: str) -> list[CoordinationError]:
-        """Resume stage by stage, going on past who fails; what failed."""
+    async def _resume_all(self, checkpoint_id: str, stays_closed: Collection[str] = ()) -> list[CoordinationError]:
+        """Resume stage by stage, but for the servers named, going on past who fails; what failed."""
 
         def request(times: Times) -> ResumeRequest:
             return ResumeRequest(checkpoint_id=checkpoint_id, deadline_ts=times[0], budget_s=times[1])
@@ -277,32 +281,39 @@ class Coordination:
             return None
 
         failures: list[CoordinationError] = []
-        for stage in rules.stages(rules.RESUME, self._members):
+        resumed = [member for member in self._members if member.name not in stays_closed]
+        for stage in rules.stages(rules.RESUME, resumed):
             failures += [error for error in await each(stage, one) if error is not None]
         return failures
 
-    async def _retire_one(self, member: Member, wanted: Sequence[EpisodeId], until: float) -> None:
+    async def _retire_all(self, wanted: Sequence[EpisodeId], budget_s: float) -> list[tuple[Member, CoordinationError]]:
+        """Retire stage by stage, going on past who fails; who failed, and how."""
+
         def request(times: Times) -> RetireRequest:
             return RetireRequest(episode_ids=refs(wanted), deadline_ts=times[0], budget_s=times[1])
 
-        await self._calls.call(member, "retire", request, RetireReply, until)
+        async def one(member: Member, until: float) -> None:
+            await self._calls.call(member, "retire", request, RetireReply, until)
 
-    async def _in_stages(self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float) -> None:
+        return await self._in_stages(rules.RETIRE, one, budget_s) if wanted else []
+
+    async def _in_stages(
+        self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float
+    ) -> list[tuple[Member, CoordinationError]]:
         if not self._members:
             await self.discover()
         until = anyio.current_time() + budget_s
-        failures: list[CoordinationError] = []
+        failures: list[tuple[Member, CoordinationError]] = []
 
         async def guarded(member: Member) -> None:
             try:
                 await one(member, until)
             except CoordinationError as error:
-                failures.append(error)
+                failures.append((member, error))
 
         for stage in rules.stages(order, self._members):
             await each(stage, guarded)
-        if failures:
-            raise failures[0]
+        return failures
 
 
 class OpenCheckpoint:
