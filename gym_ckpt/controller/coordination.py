@@ -85,12 +85,17 @@ class Coordination:
 
     @asynccontextmanager
     async def prepared(
-        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool] = lambda: False
+        self,
+        checkpoint_id: str,
+        budget_s: float,
+        abandoned: Callable[[], bool] = lambda: False,
+        prepare_s: float | None = None,
     ) -> AsyncIterator[OpenCheckpoint]:
         """Prepare every participant; while the body runs, keep the lease; on the way out always resume.
 
         Args:
             budget_s: seconds for the whole checkpoint; the commit gets what prepare has left.
+            prepare_s: seconds for the prepare alone, where it may not have all of them.
             abandoned: asked on the way out; True leaves everything to its lease, for a controller that must end now.
 
         Raises:
@@ -100,10 +105,11 @@ class Coordination:
         await self.discover()
         until = anyio.current_time() + budget_s
         opened = OpenCheckpoint(self, checkpoint_id, until)
+        ready_by = until if prepare_s is None else min(until, anyio.current_time() + prepare_s)
         try:
             async with anyio.create_task_group() as renewing:
                 try:
-                    await self._prepare(opened)
+                    await self._prepare(opened, ready_by)
                     renewing.start_soon(self._keep_lease, checkpoint_id, budget_s)
                     yield opened
                 finally:
@@ -189,14 +195,14 @@ class Coordination:
 
     # Steps.
 
-    async def _prepare(self, opened: OpenCheckpoint) -> None:
+    async def _prepare(self, opened: OpenCheckpoint, ready_by: float) -> None:
         def request(times: Times) -> PrepareRequest:
             return PrepareRequest(checkpoint_id=opened.checkpoint_id, deadline_ts=times[0], budget_s=times[1])
 
         restarts: set[EpisodeId] = set()
         for stage in rules.stages(rules.PREPARE, self._members):
             replies = await each(
-                stage, lambda member: self._calls.call(member, "prepare", request, PrepareReply, opened.until)
+                stage, lambda member: self._calls.call(member, "prepare", request, PrepareReply, ready_by)
             )
             if not all(reply.report.ready for reply in replies):
                 blockers, count = rules.merged(reply.report for reply in replies)
