@@ -1,8 +1,8 @@
 """The dispatch log: which attempts may be running somewhere, durable before they are.
 
 Lines: `{"run_id": ...}` where a run begins; `{"rollout_id", "attempt"}` before that attempt's `/run` is sent, with
-`"lost"` when that many attempts of the row had been lost by then; the same with `"restored": <checkpoint id>` once its
-state was installed on the servers. A start that finds far more lines than rollouts writes it anew, a line for each. It
+`"lost"` when that many attempts of the row had been lost by then; the same with `"restored": <checkpoint id>` before its
+state is installed on the servers. A start that finds far more lines than rollouts writes it anew, a line for each. It
 must not know what a restart makes of it (`gym_ckpt.core.collection_restart` does).
 """
 
@@ -51,7 +51,7 @@ class DispatchLog:
             self._log = await self._disk.run(rewritten(self._log, data, attempt_token))
 
     async def restored(self, episodes: Iterable[EpisodeId], checkpoint_id: str) -> None:
-        """The state of these (N+1) was installed on the servers. Raises `OSError`."""
+        """The state of these (N+1) is about to be installed on the servers. Raises `OSError`: none may be."""
         await self._append([{**_row(episode), "restored": checkpoint_id} for episode in episodes])
 
     async def _append(self, rows: list[dict[str, Any]]) -> None:

@@ -35,7 +35,7 @@ class DispatchHistory:
         self._lost: dict[str, int] = {}
 
     def add(self, episode: EpisodeId, *, restored: bool, lost: int = 0) -> None:
-        """One line of the log: the attempt is about to be sent, or (`restored`) its state is on the servers.
+        """One line of the log: the attempt is about to be sent, or (`restored`) its state to be put on the servers.
 
         `lost`: how many attempts of the rollout had been lost by then.
         """
