@@ -1,9 +1,9 @@
 """The dispatch log: which attempts may be running somewhere, durable before they are.
 
 Lines: `{"run_id": ...}` where a run begins; `{"rollout_id", "attempt"}` before that attempt's `/run` is sent, with
-`"lost"` when that many attempts of the row had been lost by then; the same with `"restored": <checkpoint id>` before its
-state is installed on the servers. A start that finds far more lines than rollouts writes it anew, a line for each. It
-must not know what a restart makes of it (`gym_ckpt.core.collection_restart` does).
+`"lost"` when that many attempts of the row had been lost by then; the same with `"restored": <checkpoint id>` before
+its state is installed on the servers. A start that finds far more lines than rollouts writes it anew, a line for each.
+It must not know what a restart makes of it (`gym_ckpt.core.collection_restart` does).
 """
 
 from __future__ import annotations
