@@ -53,15 +53,17 @@ EVENTS: Mapping[str, int] = {
     "node.crashed": 3, "node.started": 10, "lease.expired": 2, "collector.signal": 2,
 }  # fmt: skip
 """Rows of the trace to strike upon, and about how many of each there are."""
-CONTROL = ("status", "prepare", "renew", "commit", "restore", "resume", "retire", "forget")
-DATA: Mapping[str, tuple[str, ...]] = {
-    "environment": ("run",),
-    "agent": ("agent_sessions", "responses", "close"),
-    "inventory": ("seed_session", "verify", "close_session", "add_item", "take_item", "count_items"),
-    "verifier": ("verify",),
-    "policy": ("completions", "started"),
-    "worker": ("completions",),
-}
+CONTROL: Mapping[str, int] = {
+    "status": 12, "prepare": 5, "renew": 2, "commit": 4, "restore": 2, "resume": 5, "retire": 3, "forget": 1,
+}  # fmt: skip
+"""Control calls, and about how many of each one participant gets."""
+DATA: tuple[tuple[str, str, int], ...] = (
+    ("environment", "run", 10), ("agent", "agent_sessions", 10), ("agent", "responses", 10), ("agent", "close", 8),
+    ("inventory", "seed_session", 10), ("inventory", "verify", 8), ("inventory", "close_session", 8),
+    ("inventory", "add_item", 5), ("inventory", "take_item", 5), ("inventory", "count_items", 4),
+    ("verifier", "verify", 8), ("policy", "completions", 24), ("policy", "started", 4), ("worker", "completions", 24),
+)  # fmt: skip
+"""Calls of the data plane: to whom, which, about how many."""
 OVERRUN: tuple[faults.Operation, ...] = (
     "prepare", "commit", "restore", "resume", "retire", "forget", "status", "started",
 )  # fmt: skip
@@ -229,10 +231,10 @@ class _Drawing:
         chance = self.chance
         n = chance.choice((1, 1, 1, 2, 3, 8))
         if chance.random() < 0.45:
-            dst = chance.choice((*PARTICIPANTS, EVERYTHING))
-            return dst, chance.choice(CONTROL), chance.randint(1, 6 if dst != EVERYTHING else 20), n
-        dst = chance.choice(tuple(DATA))
-        return dst, chance.choice(DATA[dst]), chance.randint(1, 16), n
+            dst, route = chance.choice((*PARTICIPANTS, EVERYTHING)), chance.choice(tuple(CONTROL))
+            return dst, route, chance.randint(1, CONTROL[route] * (5 if dst == EVERYTHING else 1)), n
+        dst, route, count = chance.choice(DATA)
+        return dst, route, chance.randint(1, count), n
 
 
 def _everything(d: _Drawing) -> Fault:
@@ -281,6 +283,20 @@ def _in_restore(d: _Drawing) -> tuple[Fault, ...]:
         node, step = chance.choice(PARTICIPANTS), chance.choice(("records.read", "records.read_manifest"))
         return lost, faults.DiskError(node, "EIO", 1, chance.choice((1, 2, 40)), step)
     return lost, again
+
+
+def _survivors(d: _Drawing) -> tuple[Fault, ...]:
+    """The controller dies alone; its heir is asked for a checkpoint while attempts of the dead run still live."""
+    k = d.chance.randint(1, 8)
+    asked = faults.Signal(d.chance.choice(("SIGUSR1", "SIGTERM")), OnRow("collector.dispatch", k + 1))
+    return faults.Crash((CONTROLLER,), OnRow("collector.dispatch", k), d.restart(whole=0.0, healing=False)), asked
+
+
+def _slow_write(d: _Drawing) -> Fault:
+    """A participant's write takes so long that its checkpoint is given up meanwhile."""
+    step = d.chance.choice(("records.create", "records.record", "records.write", "records.fsync", "records.rename"))
+    latency_s = round(d.chance.uniform(1.0, 15.0), 3)
+    return faults.SlowDisk(d.chance.choice(PARTICIPANTS), latency_s, d.chance.randint(1, 3), step=step)
 
 
 def _slow(d: _Drawing) -> Fault:
@@ -380,6 +396,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("processes", "crash at a named point", _at_probe, 2.0),
     ("processes", "crash at a disk step", _at_step, 2.0),
     ("processes", "trouble in a restore", _in_restore, 1.5),
+    ("processes", "survivors at a checkpoint", _survivors, 0.7),
     *(("network", f"exchange lost: {how}", _lose(how), 1.0) for how in faults.LOSSES),
     ("network", "exchange delayed", _delay, 1.5),
     ("network", "exchange duplicated", _duplicate, 2.0),
@@ -392,6 +409,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("time", "clock jump", _jump, 1.0),
     ("disk", "disk error", _disk_error, 2.0),
     ("disk", "slow disk", _slow_disk, 1.0),
+    ("disk", "slow write", _slow_write, 1.0),
     ("disk", "crash at a disk step", _at_step, 1.0),
     ("signals", "SIGUSR1", _signal("SIGUSR1"), 1.5),
     ("signals", "SIGTERM", _signal("SIGTERM"), 1.5),
