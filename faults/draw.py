@@ -110,8 +110,8 @@ def draw(seed: int, profile: str) -> Plan:
     wanted = PROFILES[profile]
     chance = stream(seed, "plan", profile)
     chaos_s = round(chance.uniform(*wanted.chaos_s), 3)
-    drawing = _Drawing(chance, chaos_s)
     setup = _setup(chance)
+    drawing = _Drawing(chance, chaos_s, setup)
     plan = Plan(
         setup=setup,
         chaos_s=chaos_s,
@@ -126,7 +126,7 @@ def _setup(chance: random.Random) -> Setup:
     return Setup(
         workload=chance.randrange(WORKLOADS),
         every_s=chance.choice((0.6, 0.9, 1.3, 2.5, None)),
-        timeout_s=chance.choice((3.0, 8.0, 20.0)),
+        timeout_s=chance.choice((1.5, 3.0, 8.0, 20.0)),
         keep=chance.choice((1, 2, 3)),
         grace_s=chance.choice((2.0, 6.0, 15.0)),
         journalled=chance.random() < 0.5,
@@ -178,14 +178,21 @@ def _geometric(chance: random.Random, p: float) -> int:
 class _Drawing:
     """Draws places and moments."""
 
-    def __init__(self, chance: random.Random, chaos_s: float) -> None:
+    def __init__(self, chance: random.Random, chaos_s: float, setup: Setup) -> None:
         self.chance = chance
         self.chaos_s = chaos_s
+        self.setup = setup
 
     def time(self) -> float:
         """Some time in the chaos, more often early: an undisturbed run takes about four seconds."""
         latest = self.chaos_s if self.chance.random() < 0.3 else min(self.chaos_s, 4.0)
         return round(self.chance.uniform(0.02, latest), 3)
+
+    def overrun(self) -> float:
+        """A little more than a checkpoint may take, sometimes a little less, or far more."""
+        chance, limit_s = self.chance, self.setup.timeout_s
+        past_s = chance.choice((chance.uniform(-0.3, 0.0), chance.uniform(0.0, 0.6), chance.uniform(0.6, 15.0)))
+        return round(limit_s + past_s, 3)
 
     def when(self) -> When:
         """A time, any event, an event of a certain kind, or a phase."""
@@ -295,8 +302,7 @@ def _survivors(d: _Drawing) -> tuple[Fault, ...]:
 def _slow_write(d: _Drawing) -> Fault:
     """A participant's write takes so long that its checkpoint is given up meanwhile."""
     step = d.chance.choice(("records.create", "records.record", "records.write", "records.fsync", "records.rename"))
-    latency_s = round(d.chance.uniform(1.0, 15.0), 3)
-    return faults.SlowDisk(d.chance.choice(PARTICIPANTS), latency_s, d.chance.randint(1, 3), step=step)
+    return faults.SlowDisk(d.chance.choice(PARTICIPANTS), d.overrun(), d.chance.randint(1, 3), step=step)
 
 
 def _slow(d: _Drawing) -> Fault:
@@ -341,7 +347,7 @@ def _overrun(d: _Drawing) -> Fault:
     return faults.Overrun(
         operation,
         dst,
-        round(chance.uniform(2.0, 30.0), 3),
+        d.overrun(),
         chance.randint(1, 4),
         chance.choice((1, 2, 6)),
         chance.choice(("request", "reply")),
@@ -409,7 +415,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("time", "clock jump", _jump, 1.0),
     ("disk", "disk error", _disk_error, 2.0),
     ("disk", "slow disk", _slow_disk, 1.0),
-    ("disk", "slow write", _slow_write, 1.0),
+    ("disk", "slow write", _slow_write, 2.0),
     ("disk", "crash at a disk step", _at_step, 1.0),
     ("signals", "SIGUSR1", _signal("SIGUSR1"), 1.5),
     ("signals", "SIGTERM", _signal("SIGTERM"), 1.5),
