@@ -114,12 +114,6 @@ BUGS: dict[str, Bug] = {
             "INV-50",
             patches.ignore_abort,
         ),
-        Bug(
-            "second-commit-overwrites",
-            "a manifest that is there already is replaced",
-            "INV-49",
-            patches.overwrite_manifest,
-        ),
         Bug("restore-leaves-open", "a restore does not close admission", "INV-66", patches.restore_open),
         Bug("retire-takes-the-next", "a retire of attempt N marks N+1 too", "INV-31", patches.mark_next),
         Bug(
