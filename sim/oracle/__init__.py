@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import ModelSettings
-from sim.cluster import CONTROLLER, OUTPUT, RUN_DIR, Cluster
+from sim.cluster import CONTROLLER, FOREIGN, OUTPUT, RUN_DIR, Cluster
 from sim.oracle.collector import Dispatching, Stops
 from sim.oracle.contents import Delivered, Scope
 from sim.oracle.disk import RunDirectory, Written
@@ -118,5 +118,7 @@ class Oracle:
             self.run_directory.inspect("at the end")
         data = self._world.disk.tree(OUTPUT).get(OUTPUT, b"")
         judge_rows(self._findings, self._reference, output_of(data), complete=self._cluster.complete)
+        gone = [path for path in FOREIGN if not self._world.disk.tree(path)]
+        self._findings.look(95, f"{gone[0]}, which is not the run's, is gone" if gone else None)
         if not self.acknowledged:
             self._findings.add("RUN-idle", "", "no row, no call, no checkpoint", "a run does something")
