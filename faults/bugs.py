@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from faults import collector_patches as collector
 from faults import patches
 from faults.patches import Patches
 from gym_ckpt.errors import ConfigError
@@ -114,12 +115,6 @@ BUGS: dict[str, Bug] = {
             "INV-50",
             patches.ignore_abort,
         ),
-        Bug(
-            "second-commit-overwrites",
-            "a manifest that is there already is replaced",
-            "INV-49",
-            patches.overwrite_manifest,
-        ),
         Bug("restore-leaves-open", "a restore does not close admission", "INV-66", patches.restore_open),
         Bug("retire-takes-the-next", "a retire of attempt N marks N+1 too", "INV-31", patches.mark_next),
         Bug(
@@ -137,6 +132,84 @@ BUGS: dict[str, Bug] = {
             "a restore counts as done although a participant installed nothing",
             "INV-60",
             patches.believe_half_restore,
+        ),
+        Bug(
+            "rows-start-in-checkpoint",
+            "rows are sent while a checkpoint is open",
+            "INV-90",
+            collector.rows_start_any_time,
+        ),
+        Bug(
+            "retire-beside-checkpoint",
+            "the collector retires lost rows without waiting for an open checkpoint's end",
+            "INV-93",
+            collector.retire_beside_checkpoint,
+        ),
+        Bug(
+            "replied-row-retired",
+            "a row whose attempt replied with a failure is retired as if it had not",
+            "INV-93",
+            collector.retire_what_replied,
+        ),
+        Bug(
+            "output-not-synced",
+            "finished rows are not durable when the checkpoint that leaves them out is published",
+            "INV-91",
+            collector.rows_unsynced,
+        ),
+        Bug(
+            "output-not-awaited",
+            "a checkpoint is published before the rows that finished in front of it are in the output",
+            "INV-91",
+            collector.rows_not_awaited,
+        ),
+        Bug(
+            "dispatch-log-not-durable",
+            "an attempt is sent before the dispatch log says so for certain",
+            "INV-38",
+            collector.dispatch_unsynced,
+        ),
+        Bug(
+            "survivors-not-retired",
+            "a restart starts rows again without retiring the attempts that may still run",
+            "INV-38",
+            collector.survivors_left,
+        ),
+        Bug(
+            "survivors-keep-their-attempt",
+            "a restart starts rows again under the attempt that may still run",
+            "INV-38",
+            collector.same_attempt,
+        ),
+        Bug(
+            "stop-resumes",
+            "a run that stops resumes its servers, which then work on for nobody",
+            "INV-92",
+            collector.stop_resumes,
+        ),
+        Bug(
+            "failed-checkpoint-stays-closed",
+            "a checkpoint that failed does not resume the servers",
+            "INV-92",
+            collector.failure_stays_closed,
+        ),
+        Bug(
+            "foreign-files-pruned",
+            "whatever stands in the run's directory and is not the run's own is removed",
+            "INV-95",
+            collector.prune_foreign,
+        ),
+        Bug(
+            "checkpoint-without-blockers-rows",
+            "rows that are about to be retired are committed all the same",
+            "INV-91",
+            collector.commit_retiring,
+        ),
+        Bug(
+            "started-over-rows-restored",
+            "rows that an earlier run gave up and started over are taken from the older checkpoint",
+            "INV-38",
+            collector.restore_given_up,
         ),
         Bug(
             "restored-attempts-not-retired",

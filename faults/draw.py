@@ -18,12 +18,12 @@ from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Res
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import ConfigError
 from sim.streams import stream
+from sim.workload import WORKLOADS, workload
 
 SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
-PARTICIPANTS = SERVERS[:-1]
+SECOND_POLICY = "policy2"
+"""Where tokens are captured."""
 CONTROLLER = "controller"
-NODES = (*SERVERS, CONTROLLER)
-WORKLOADS = 12
 
 POINTS = (
     "agent.boundary", "collector.before_checkpoint", "collector.before_commit", "collector.before_dispatch_log",
@@ -35,12 +35,13 @@ POINTS = (
     "coordination.before_commit", "coordination.before_forget", "coordination.before_prepare",
     "coordination.before_renew", "coordination.before_restore", "coordination.before_resume",
     "coordination.before_retire", "coordination.stage_prepared", "environment.boundary", "gate.before_start",
-    "gate.row_written", "resources.after_effect", "resources.before_effect", "restore.installed", "retire.marked",
+    "gate.row_written", "gate.staged", "resources.after_effect", "resources.before_effect", "restore.installed",
+    "retire.marked",
 )  # fmt: skip
 """Named points of `gym_ckpt`; `tests/unit/faults` compares them with the code."""
 MANY = frozenset({
     "agent.boundary", "collector.before_output", "collector.output_written", "collector.replied",
-    "environment.boundary", "gate.before_start", "gate.row_written", "resources.after_effect",
+    "environment.boundary", "gate.before_start", "gate.row_written", "gate.staged", "resources.after_effect",
     "resources.before_effect",
 })  # fmt: skip
 """Points that a run comes by often."""
@@ -53,15 +54,17 @@ EVENTS: Mapping[str, int] = {
     "node.crashed": 3, "node.started": 10, "lease.expired": 2, "collector.signal": 2,
 }  # fmt: skip
 """Rows of the trace to strike upon, and about how many of each there are."""
-CONTROL = ("status", "prepare", "renew", "commit", "restore", "resume", "retire", "forget")
-DATA: Mapping[str, tuple[str, ...]] = {
-    "environment": ("run",),
-    "agent": ("agent_sessions", "responses", "close"),
-    "inventory": ("seed_session", "verify", "close_session", "add_item", "take_item", "count_items"),
-    "verifier": ("verify",),
-    "policy": ("completions", "started"),
-    "worker": ("completions",),
-}
+CONTROL: Mapping[str, int] = {
+    "status": 12, "prepare": 5, "renew": 2, "commit": 4, "restore": 2, "resume": 5, "retire": 3, "forget": 1,
+}  # fmt: skip
+"""Control calls, and about how many of each one participant gets."""
+DATA: tuple[tuple[str, str, int], ...] = (
+    ("environment", "run", 10), ("agent", "agent_sessions", 10), ("agent", "responses", 10), ("agent", "close", 8),
+    ("inventory", "seed_session", 10), ("inventory", "verify", 8), ("inventory", "close_session", 8),
+    ("inventory", "add_item", 5), ("inventory", "take_item", 5), ("inventory", "count_items", 4),
+    ("verifier", "verify", 8), ("policy", "completions", 24), ("policy", "started", 4), ("worker", "completions", 24),
+)  # fmt: skip
+"""Calls of the data plane: to whom, which, about how many."""
 OVERRUN: tuple[faults.Operation, ...] = (
     "prepare", "commit", "restore", "resume", "retire", "forget", "status", "started",
 )  # fmt: skip
@@ -78,6 +81,12 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "records.look", "records.create", "records.record", "records.write", "records.fsync", "records.rename",
         "records.sync_dir", "records.publish", "records.sync_manifest", "records.read", "records.read_manifest",
         "files.mkdir", "files.sync_parent", "files.create", "files.write", "files.fsync",
+    ),
+    "ledger": (
+        "ledger.lock", "ledger.check", "ledger.read", "ledger.open", "ledger.sync_dir", "ledger.write", "ledger.fsync",
+        "ledger.export", "ledger.list", "ledger.clear", "ledger.import", "ledger.retire", "ledger.fence",
+        "ledger.remove", "ledger.start", "ledger.discard", "tokens.look", "tokens.rename", "tokens.sync_dir",
+        "records.list",
     ),
 }  # fmt: skip
 
@@ -108,8 +117,8 @@ def draw(seed: int, profile: str) -> Plan:
     wanted = PROFILES[profile]
     chance = stream(seed, "plan", profile)
     chaos_s = round(chance.uniform(*wanted.chaos_s), 3)
-    drawing = _Drawing(chance, chaos_s)
     setup = _setup(chance)
+    drawing = _Drawing(chance, chaos_s, setup)
     plan = Plan(
         setup=setup,
         chaos_s=chaos_s,
@@ -124,7 +133,7 @@ def _setup(chance: random.Random) -> Setup:
     return Setup(
         workload=chance.randrange(WORKLOADS),
         every_s=chance.choice((0.6, 0.9, 1.3, 2.5, None)),
-        timeout_s=chance.choice((3.0, 8.0, 20.0)),
+        timeout_s=chance.choice((1.5, 3.0, 8.0, 20.0)),
         keep=chance.choice((1, 2, 3)),
         grace_s=chance.choice((2.0, 6.0, 15.0)),
         journalled=chance.random() < 0.5,
@@ -176,14 +185,31 @@ def _geometric(chance: random.Random, p: float) -> int:
 class _Drawing:
     """Draws places and moments."""
 
-    def __init__(self, chance: random.Random, chaos_s: float) -> None:
+    def __init__(self, chance: random.Random, chaos_s: float, setup: Setup) -> None:
         self.chance = chance
         self.chaos_s = chaos_s
+        self.setup = setup
+        self.policies: tuple[str, ...] = ("policy",)
+        self.servers: tuple[str, ...] = SERVERS
+        if workload(setup.workload).captured:
+            self.policies, self.servers = ("policy", SECOND_POLICY), (*SERVERS, SECOND_POLICY)
+        self.participants = tuple(name for name in self.servers if name != "worker")
+        self.nodes = (*self.servers, CONTROLLER)
+
+    def policy(self) -> str:
+        """One of the policy-model servers."""
+        return self.chance.choice(self.policies)
 
     def time(self) -> float:
         """Some time in the chaos, more often early: an undisturbed run takes about four seconds."""
         latest = self.chaos_s if self.chance.random() < 0.3 else min(self.chaos_s, 4.0)
         return round(self.chance.uniform(0.02, latest), 3)
+
+    def overrun(self) -> float:
+        """A little more than a checkpoint may take, sometimes a little less, or far more."""
+        chance, limit_s = self.chance, self.setup.timeout_s
+        past_s = chance.choice((chance.uniform(-0.3, 0.0), chance.uniform(0.0, 0.6), chance.uniform(0.6, 15.0)))
+        return round(limit_s + past_s, 3)
 
     def when(self) -> When:
         """A time, any event, an event of a certain kind, or a phase."""
@@ -218,7 +244,9 @@ class _Drawing:
     def step(self) -> tuple[str, str, int]:
         """A node, a disk step of it (or any), and which time."""
         chance = self.chance
-        node = CONTROLLER if chance.random() < 0.6 else chance.choice(PARTICIPANTS)
+        if self.policies[1:] and chance.random() < 0.35:
+            return self.policy(), chance.choice(STEPS["ledger"]), chance.randint(1, 24)
+        node = CONTROLLER if chance.random() < 0.6 else chance.choice(self.participants)
         if chance.random() < 0.25:
             return node, "", chance.randint(1, 120)
         steps = STEPS[CONTROLLER if node == CONTROLLER else "participant"]
@@ -229,10 +257,11 @@ class _Drawing:
         chance = self.chance
         n = chance.choice((1, 1, 1, 2, 3, 8))
         if chance.random() < 0.45:
-            dst = chance.choice((*PARTICIPANTS, EVERYTHING))
-            return dst, chance.choice(CONTROL), chance.randint(1, 6 if dst != EVERYTHING else 20), n
-        dst = chance.choice(tuple(DATA))
-        return dst, chance.choice(DATA[dst]), chance.randint(1, 16), n
+            dst, route = chance.choice((*self.participants, EVERYTHING)), chance.choice(tuple(CONTROL))
+            return dst, route, chance.randint(1, CONTROL[route] * (5 if dst == EVERYTHING else 1)), n
+        dst, route, count = chance.choice(DATA)
+        dst = self.policy() if dst == "policy" else dst
+        return dst, route, chance.randint(1, count), n
 
 
 def _everything(d: _Drawing) -> Fault:
@@ -240,7 +269,7 @@ def _everything(d: _Drawing) -> Fault:
 
 
 def _one(d: _Drawing) -> Fault:
-    return faults.Crash((d.chance.choice(NODES),), d.when(), d.restart(), silent=d.chance.random() < 0.15)
+    return faults.Crash((d.chance.choice(d.nodes),), d.when(), d.restart(), silent=d.chance.random() < 0.15)
 
 
 def _controller(d: _Drawing) -> Fault:
@@ -274,18 +303,31 @@ def _in_restore(d: _Drawing) -> tuple[Fault, ...]:
         after = round(chance.choice((0.0, chance.uniform(0.0, 6.0), chance.uniform(5.0, 36.0))), 3)
         again = faults.CrashAtProbe(point, 1, Restart("alone", after))
     if chance.random() < 0.4:
-        dst = chance.choice(PARTICIPANTS)
+        dst = chance.choice(d.participants)
         how: faults.Loss = chance.choice(("hang", "refuse", "hang_after", "after"))
         return lost, faults.Lose(dst, "restore", how, 1, chance.choice((1, 3, 30)))
     if chance.random() < 0.3:
-        node, step = chance.choice(PARTICIPANTS), chance.choice(("records.read", "records.read_manifest"))
+        node, step = chance.choice(d.participants), chance.choice(("records.read", "records.read_manifest"))
         return lost, faults.DiskError(node, "EIO", 1, chance.choice((1, 2, 40)), step)
     return lost, again
 
 
+def _survivors(d: _Drawing) -> tuple[Fault, ...]:
+    """The controller dies alone; its heir is asked for a checkpoint while attempts of the dead run still live."""
+    k = d.chance.randint(1, 8)
+    asked = faults.Signal(d.chance.choice(("SIGUSR1", "SIGTERM")), OnRow("collector.dispatch", k + 1))
+    return faults.Crash((CONTROLLER,), OnRow("collector.dispatch", k), d.restart(whole=0.0, healing=False)), asked
+
+
+def _slow_write(d: _Drawing) -> Fault:
+    """A participant's write takes so long that its checkpoint is given up meanwhile."""
+    step = d.chance.choice(("records.create", "records.record", "records.write", "records.fsync", "records.rename"))
+    return faults.SlowDisk(d.chance.choice(d.participants), d.overrun(), d.chance.randint(1, 3), step=step)
+
+
 def _slow(d: _Drawing) -> Fault:
     return faults.Slow(
-        d.chance.choice(NODES), d.time(), round(d.chance.uniform(0.1, 4.0), 3), round(d.chance.uniform(0.01, 1.5), 3)
+        d.chance.choice(d.nodes), d.time(), round(d.chance.uniform(0.1, 4.0), 3), round(d.chance.uniform(0.01, 1.5), 3)
     )
 
 
@@ -314,18 +356,18 @@ def _jitter(d: _Drawing) -> Fault:
 
 def _partition(d: _Drawing) -> Fault:
     chance = d.chance
-    ends = chance.choice((*NODES, EVERYTHING)), chance.choice(SERVERS)
+    ends = chance.choice((*d.nodes, EVERYTHING)), chance.choice(d.servers)
     return faults.Partition(*ends, d.time(), round(chance.uniform(0.1, 6.0), 3), silent=chance.random() < 0.5)
 
 
 def _overrun(d: _Drawing) -> Fault:
     chance = d.chance
     operation = chance.choice(OVERRUN)
-    dst = "policy" if operation == "started" else chance.choice((*PARTICIPANTS, EVERYTHING))
+    dst = d.policy() if operation == "started" else chance.choice((*d.participants, EVERYTHING))
     return faults.Overrun(
         operation,
         dst,
-        round(chance.uniform(2.0, 30.0), 3),
+        d.overrun(),
         chance.randint(1, 4),
         chance.choice((1, 2, 6)),
         chance.choice(("request", "reply")),
@@ -334,17 +376,17 @@ def _overrun(d: _Drawing) -> Fault:
 
 def _offset(d: _Drawing) -> Fault:
     return faults.ClockOffset(
-        d.chance.choice(NODES), round(d.chance.choice((-1, 1)) * d.chance.uniform(0.5, 5000.0), 3)
+        d.chance.choice(d.nodes), round(d.chance.choice((-1, 1)) * d.chance.uniform(0.5, 5000.0), 3)
     )
 
 
 def _drift(d: _Drawing) -> Fault:
-    return faults.ClockDrift(d.chance.choice(NODES), round(d.chance.uniform(-0.2, 0.2), 4))
+    return faults.ClockDrift(d.chance.choice(d.nodes), round(d.chance.uniform(-0.2, 0.2), 4))
 
 
 def _jump(d: _Drawing) -> Fault:
     seconds = round(d.chance.choice((-1, 1)) * d.chance.choice((0.5, 20.0, 4000.0)) * d.chance.uniform(0.5, 1.5), 3)
-    return faults.ClockJump(d.chance.choice(NODES), seconds, d.when())
+    return faults.ClockJump(d.chance.choice(d.nodes), seconds, d.when())
 
 
 def _disk_error(d: _Drawing) -> Fault:
@@ -380,6 +422,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("processes", "crash at a named point", _at_probe, 2.0),
     ("processes", "crash at a disk step", _at_step, 2.0),
     ("processes", "trouble in a restore", _in_restore, 1.5),
+    ("processes", "survivors at a checkpoint", _survivors, 0.7),
     *(("network", f"exchange lost: {how}", _lose(how), 1.0) for how in faults.LOSSES),
     ("network", "exchange delayed", _delay, 1.5),
     ("network", "exchange duplicated", _duplicate, 2.0),
@@ -392,6 +435,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("time", "clock jump", _jump, 1.0),
     ("disk", "disk error", _disk_error, 2.0),
     ("disk", "slow disk", _slow_disk, 1.0),
+    ("disk", "slow write", _slow_write, 2.0),
     ("disk", "crash at a disk step", _at_step, 1.0),
     ("signals", "SIGUSR1", _signal("SIGUSR1"), 1.5),
     ("signals", "SIGTERM", _signal("SIGTERM"), 1.5),

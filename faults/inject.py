@@ -124,7 +124,7 @@ class Injector:
                 self._any_exchange = True
             case faults.Slow():
                 self._slow.append(fault)
-                self._count(fault)
+                self._count(fault, fault.node)
             case faults.Partition():
                 self._partitions.append(fault)
             case faults.Jitter():
@@ -132,10 +132,10 @@ class Injector:
                 self._count(fault)
             case faults.ClockOffset():
                 self.world.host(fault.node).jump(fault.seconds)
-                self._count(fault)
+                self._count(fault, fault.node)
             case faults.ClockDrift():
                 self.world.host(fault.node).drift(fault.rate)
-                self._count(fault)
+                self._count(fault, fault.node)
             case faults.ClockJump():
                 self._upon(fault.when, lambda: self._jump(fault))
             case faults.Signal():
@@ -152,8 +152,11 @@ class Injector:
             case faults.OnPhase():
                 self._rows.add(("phase", when.phase), when.k, 1, act)
 
-    def _count(self, fault: faults.Fault) -> None:
-        self.struck[kind_of(fault)] += 1
+    def _count(self, fault: faults.Fault, node: str = "") -> None:
+        """It strikes, here and now: counted, and seen in the trace before what follows from it."""
+        kind = kind_of(fault)
+        self.struck[kind] += 1
+        self.world.emit(node, "fault", kind=kind, words=fault.words())
 
     def _unless_healed(self, act: Act) -> None:
         if not self.healed:
@@ -179,7 +182,7 @@ class Injector:
         names = self._everyone if EVERYTHING in fault.nodes else fault.nodes
         alive = [name for name in names if name in self._everyone and self.world.nodes[name].alive]
         if alive:
-            self._count(fault)
+            self._count(fault, alive[0] if len(alive) == 1 else "")
         self._down(alive, fault.restart, silent=fault.silent)
 
     def _down(self, names: list[str], restart: Restart, *, silent: bool = False) -> None:
@@ -193,12 +196,12 @@ class Injector:
 
     def _jump(self, fault: faults.ClockJump) -> None:
         self.world.host(fault.node).jump(fault.seconds)
-        self._count(fault)
+        self._count(fault, fault.node)
 
     def _signal(self, fault: faults.Signal) -> None:
         node = self.world.nodes[self._controller]
         if node.alive:
-            self._count(fault)
+            self._count(fault, node.name)
             node.signal(fault.name)
         if fault.again_s is not None:
             once = faults.Signal(fault.name, fault.when)
@@ -215,7 +218,7 @@ class Injector:
         if self._any_exchange:
             route = _route(path)
             for fault in self._exchanges.due((dst, route), (dst, ""), (EVERYTHING, route), (EVERYTHING, "")):
-                self._count(fault)
+                self._count(fault, src)
                 match fault:
                     case faults.Lose():
                         fields |= _loss(fault)
@@ -228,7 +231,7 @@ class Injector:
                         fields |= {"duplicate": True, "duplicate_delay_s": fault.after_s}
         for cut in self._partitions:
             if cut.src in (src, EVERYTHING) and cut.dst in (dst, EVERYTHING) and self._within(cut.from_s, cut.for_s):
-                self._count(cut)
+                self._count(cut, src)
                 fields |= {"lose": "before", "hang": True} if cut.silent else {"refuse": True}
         slow = self._slowness(src) + self._slowness(dst)
         if self._jitter_s:
@@ -245,7 +248,7 @@ class Injector:
             return CALM_DISK
         latency, failure, crash = CALM_DISK.latency_s + self._slowness(node), None, None
         for fault in self._disk.due((node, step), (node, "")) if self._any_disk else ():
-            self._count(fault)
+            self._count(fault, node)
             match fault:
                 case faults.DiskError():
                     failure = getattr(errno, fault.errno)
@@ -264,7 +267,7 @@ class Injector:
             return CALM_PROBE
         due = self._probes.due(("probe", point)) if self._any_probe else []
         for fault in due:
-            self._count(fault)
+            self._count(fault, node)
             self._restarts[node] = fault.restart
             if fault.everything:
                 self.world.clock.call_after(0.0, self._all_down, fault.restart)

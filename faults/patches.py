@@ -32,7 +32,7 @@ from gym_ckpt.runtime import control, transfer
 from gym_ckpt.runtime.admission import Admission
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.participant import Record
-from gym_ckpt.storage import layout, manifest, pruning, publication
+from gym_ckpt.storage import layout, pruning, publication
 from gym_ckpt.storage.abort import AbortFlag
 from gym_ckpt.storage.files import replace as replace_file
 from gym_ckpt.storage.manifest import SCHEMA_VERSION
@@ -105,14 +105,6 @@ def pointer_first() -> Patches:
 
 def ignore_abort() -> Patches:
     return [(AbortFlag, "check", lambda self: None)]
-
-
-def overwrite_manifest() -> Patches:
-    def create_once(fs: FileSystem, source: str, target: str) -> Generator[str, None, None]:
-        yield "manifest.rename"
-        fs.rename(source, target)
-
-    return [(manifest, "create_once", create_once)]
 
 
 def prune_more() -> Patches:

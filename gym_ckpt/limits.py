@@ -121,6 +121,12 @@ assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client l
 # Rollout collection.
 LOST_ATTEMPTS_MAX: Final = 100
 """Attempts of one row that ended without a reply, or blocked a checkpoint, before the row is given up."""
+DISPATCH_LOG_SLACK: Final = 2
+"""A dispatch log with more than this many lines per rollout is written anew when a run starts."""
+PREPARE_SHARE: Final = 2 / 3
+"""Of what is left of a checkpoint's time: a prepare that may be tried again gets no more, and the retry has some."""
+EPISODE_TIMEOUT_S: Final = 6 * 3600.0
+"""Default of `episode_timeout_s`: an episode that hangs on every attempt must come to an end (INV-5)."""
 RETIRE_BATCH: Final = 4096
 """Attempts that one retire of the collector names."""
 FORGET_BATCH: Final = 256

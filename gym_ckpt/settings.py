@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from gym_ckpt.limits import BUDGET_MAX_S
+from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S
 from gym_ckpt.types import Kind
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -37,7 +37,7 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind",
     """An environment server: one episode per `POST /run`.
 
     `agent`, `resources`: names of servers. `verifier`: the resources server that verifies, when not `resources`.
-    `episode_timeout_s`: seconds one episode may work; time parked for a checkpoint does not count.
+    `episode_timeout_s`: seconds one episode may work, restarts included; time parked for a checkpoint does not count.
     """
 
     kind: ClassVar[Kind] = Kind.ENVIRONMENT
@@ -45,7 +45,7 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind",
     agent: str
     resources: str
     verifier: str | None = None
-    episode_timeout_s: Positive | None = None
+    episode_timeout_s: Positive = EPISODE_TIMEOUT_S
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="agent"):

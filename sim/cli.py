@@ -13,11 +13,13 @@ import click
 from faults.bugs import BUGS
 from faults.draw import PROFILES
 from gym_ckpt.wire import json
-from sim.campaign import ProgressLine, Summary, campaign, replay_command, show_failure, summary_line
-from sim.replay import recorded, replay_file
-from sim.replay import replay as replay_recorded
-from sim.report import as_json, screen
+from sim.campaign import ProgressLine, Summary, campaign, show_failure, summary_line
+from sim.picture import html, perfetto
+from sim.replay import Recorded, of_file, recorded, refusal, replay_until, stopped
+from sim.replay import replay as play
+from sim.report import as_json, place_of, screen
 from sim.run import Verdict, run_seed
+from sim.stop import Debugger, Until, UntilType
 
 FOUND = 1
 WITHOUT_END = 1 << 40
@@ -30,6 +32,13 @@ PROFILE = click.option(
 )
 JSON = click.option("--json", "as_json_", is_flag=True, help="Print one JSON object instead of text for people.")
 JOBS = click.option("-j", "--jobs", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+HTML = click.option("--html", "html_", type=click.Path(dir_okay=False, path_type=Path), help="Draw the run: one page.")
+PERFETTO = click.option(
+    "--perfetto",
+    "perfetto_",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The run as a trace for ui.perfetto.dev.",
+)
 
 
 class Seeds(click.ParamType[range]):
@@ -51,16 +60,20 @@ class Seeds(click.ParamType[range]):
 @click.option("--seed", type=click.IntRange(0), required=True, help="Everything about the run follows from it.")
 @PROFILE
 @click.option("--bug", type=click.Choice(tuple(BUGS)), help="Plant one of the bugs of faults/bugs.py.")
+@HTML
+@PERFETTO
 @JSON
-def run(seed: int, profile: str, bug: str | None, as_json_: bool) -> None:
+def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_: Path | None, as_json_: bool) -> None:
     """Run one seed: a whole gym, the faults that the seed draws, and the judgement.
 
     \b
     Examples:
       gym-ckpt sim run --seed 7
       gym-ckpt sim run --seed 7 --profile chaos --json
+      gym-ckpt sim run --seed 7 --html run.html
     """
     verdict = run_seed(seed, profile, bug=bug, keep_all_rows=True)
+    _draw(verdict, _run_command(verdict), html_, perfetto_)
     if as_json_:
         click.echo(json.dumps(as_json(verdict)).decode())
     else:
@@ -102,31 +115,70 @@ def fuzz(seeds: range | None, seconds: float | None, jobs: int | None, profile: 
 @click.argument("failure", metavar="[ID]", required=False)
 @click.option("--seed", type=click.IntRange(0), help="Instead of an ID: this seed ...")
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="... with the plan of this file.")
+@click.option("--until", type=UntilType(), help="Stop after this event (1194), or at this virtual time (2.5s).")
+@click.option("--pdb", "pdb_", is_flag=True, help="Stop in a debugger at the violating event (or at --until EVENT).")
+@HTML
+@PERFETTO
 @JSON
-def replay(failure: str | None, seed: int | None, plan: Path | None, as_json_: bool) -> None:
+def replay(
+    failure: str | None,
+    seed: int | None,
+    plan: Path | None,
+    until: Until | None,
+    pdb_: bool,
+    html_: Path | None,
+    perfetto_: Path | None,
+    as_json_: bool,
+) -> None:
     """Run a failure that was kept in .gym-ckpt/failures again, event for event.
 
-    When the code has changed since, it says so first: the same plan may then go another way.
+    When the code or the libraries have changed since, it says so first and names what changed; the same plan runs all
+    the same, and may go another way.
 
     \b
     Examples:
       gym-ckpt sim replay default-17
-      gym-ckpt sim replay --seed 17 --plan plan.json
+      gym-ckpt sim replay default-17 --until 2.5s
+      gym-ckpt sim replay default-17 --pdb
+      gym-ckpt sim replay --seed 17 --plan plan.json --html run.html
     """
-    if (failure is None) == (seed is None and plan is None) or (seed is None) != (plan is None):
-        raise click.UsageError("name a kept failure, or give both --seed and --plan")
-    if failure is not None:
-        record = recorded(failure)
-        for change in record.changed:
-            click.echo(f"{change}: this may not be the same run", err=True)
-        verdict = replay_recorded(record)
-        if verdict.hash != record.hash:
-            click.echo("the run went another way than the one that was kept", err=True)
+    if failure is not None and seed is None and plan is None:
+        record, command = recorded(failure), f"gym-ckpt sim replay {failure}"
+    elif failure is None and seed is not None and plan is not None:
+        record, command = of_file(seed, plan), f"gym-ckpt sim replay --seed {seed} --plan {plan}"
     else:
-        assert seed is not None and plan is not None
-        verdict = replay_file(seed, plan)
-    click.echo(json.dumps(as_json(verdict)).decode() if as_json_ else _told(verdict, failure))
+        raise click.UsageError("name a kept failure, or give both --seed and --plan")
+    if (why := refusal(record)) is not None:
+        click.echo(why, err=True)
+    if pdb_:
+        _debug(record, until)
+        return
+    verdict = play(record) if until is None else replay_until(record, until)
+    if until is None and record.hash not in (None, verdict.hash):
+        click.echo("the run went another way than the one that was kept", err=True)
+    _draw(verdict, command, html_, perfetto_)
+    if as_json_:
+        click.echo(json.dumps(as_json(verdict)).decode())
+    else:
+        click.echo(_told(verdict, command) if until is None else stopped(verdict, until))
     _exit(verdict)
+
+
+def _debug(record: Recorded, until: Until | None) -> None:
+    """Play it to know where, and again to stop there."""
+    verdict = play(record)
+    if until is not None:
+        event = until.event if until.event is not None else until.count(verdict.rows, 1)
+    elif verdict.violations:
+        event = place_of(verdict, verdict.violations[0])
+    else:
+        raise click.ClickException("nothing breaks in this run, so there is nothing to stop at; name an --until")
+    debugger = Debugger(event)
+    play(record, debugger)
+    if not debugger.entered:
+        raise click.ClickException(f"the run has only {verdict.events} events, so it never comes to {event}")
+    if not debugger.quit:
+        click.echo("the run is over")
 
 
 @click.command(short_help="Does the campaign find the planted bugs?")
@@ -179,11 +231,25 @@ def _hunted(row: dict[str, object]) -> str:
     return f"{row['bug']:<34}{how:<40}{row['seconds']:>8} s"
 
 
-def _told(verdict: Verdict, failure: str | None = None) -> str:
+def _draw(verdict: Verdict, command: str, page: Path | None, trace: Path | None) -> None:
+    """Write the pictures that were asked for. Raises `click.ClickException`."""
+    try:
+        if page is not None:
+            page.write_bytes(html(verdict, command))
+        if trace is not None:
+            trace.write_bytes(perfetto(verdict))
+    except OSError as error:
+        raise click.ClickException(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
+def _run_command(verdict: Verdict) -> str:
+    bug = f" --bug {verdict.bug}" if verdict.bug else ""
+    return f"gym-ckpt sim run --seed {verdict.seed} --profile {verdict.profile}{bug}"
+
+
+def _told(verdict: Verdict, command: str | None = None) -> str:
     if verdict.violations:
-        again = f"--profile {verdict.profile}{f' --bug {verdict.bug}' if verdict.bug else ''}"
-        command = f"gym-ckpt sim run --seed {verdict.seed} {again}"
-        return screen(verdict, command if failure is None else replay_command(verdict))
+        return screen(verdict, command or _run_command(verdict))
     struck = ", ".join(f"{name} {count}" for name, count in verdict.faults.items()) or "none"
     lines = [f"seed {verdict.seed}: nothing broke in {verdict.events} events and {verdict.virtual_s:g} virtual seconds"]
     lines += [f"  {line}" for line in verdict.plan.words()]

@@ -15,6 +15,7 @@ from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.core.collection import Counts
 from gym_ckpt.errors import GymCkptError
+from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import (
@@ -38,6 +39,8 @@ SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
 SECOND_POLICY = "policy2"
 """Where tokens are captured: another policy-model server, which shares the ledger."""
 RUN_DIR, INPUT, OUTPUT, LEDGER = "/run", "/data/tasks.jsonl", "/data/rows.jsonl", "/ledger"
+FOREIGN = tuple(f"{RUN_DIR}/{name}" for name in ("notes.txt", "notes.tmp", "LATEST.bak", "records-0.jsonl"))
+"""Files of somebody else in the run's directory; some look like the run's own."""
 MAX_ATTEMPTS = 1000
 """No rollout may fail for good because faults struck it often: the runs would then differ rightly (INV-1)."""
 
@@ -110,6 +113,7 @@ class Cluster:
         self.refusal: str | None = None
         self.lives = 0
         """Lives of the controller so far."""
+        world.network.shown = {CALL_ID: "call"}  # whose call of the model a message is, for the pictures
         self.servers = servers_of(workload)
         for name in self.servers:
             world.add_node(name, self._server(name))
@@ -126,6 +130,11 @@ class Cluster:
         tasks.fsync()
         tasks.close()
         files.fsync_dir("/data")
+        for path in FOREIGN:
+            file = files.create(path)
+            file.fsync()
+            file.close()
+        files.fsync_dir(RUN_DIR)
 
     def _server(self, name: str) -> Main:
         async def main(ports: Ports) -> None:

@@ -83,7 +83,9 @@ class Keeper:
     def _restart_whole(self) -> None:
         """The job is killed and starts again."""
         self._whole_due = False
-        if self.complete:
+        if self.complete:  # nothing to requeue for; what is down comes up all the same
+            for name in self._cluster.servers:
+                self._start(name)
             return
         self._restarting = True
         for name in (*self._cluster.servers, CONTROLLER):

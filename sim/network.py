@@ -11,7 +11,7 @@ Must not know what travels over it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -83,6 +83,8 @@ class Network:
         self.fates = fates
         self.emit = emit
         self._on_error = on_error
+        self.shown: Mapping[str, str] = {}
+        """Request headers that a trace shows, by lower-case name, and as which field."""
         self._listeners: dict[str, Listener] = {}
         self._number = 0
         self._nobody = Epoch("network", 0, 0)
@@ -146,7 +148,9 @@ class Network:
         fate = self.fates.exchange(src.name, dst_name, method, target.path)
         exchange = self._exchange(src, dst, fate, method)
         exchange.whole = whole
-        self.emit(src.name, "net.request", x=exchange.number, dst=dst_name, method=method, path=target.path)
+        shown = self.shown
+        fields = {shown[key.lower()]: value for key, value in headers if key.lower() in shown} if shown else {}
+        self.emit(src.name, "net.request", x=exchange.number, dst=dst_name, method=method, path=target.path, **fields)
         there_and_back = fate.request_latency_s + fate.reply_latency_s
         scope = _scope(method, target, headers, body)
         if listener is None or fate.refuse:

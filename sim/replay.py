@@ -5,28 +5,37 @@ Must not know how failures are found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faults.plan import load
+from faults.plan import Plan, load
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
-from sim.report import FAILURES
+from sim.report import EVENTS_SHOWN, FAILURES, line_of
 from sim.run import Verdict, run_seed
-from sim.sources import versions
+from sim.sources import digests, versions
+from sim.stop import Until, stopping
+from sim.world import World
+
+FILES_NAMED = 6
+"""Changed files that are named; of more, only how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A kept failure. `changed`: what is not as it was then, so that the run may go another way."""
+    """A run to play again. `hash`: of its trace then, None for a plan that never ran.
+
+    `changed`: what is not as it was then, so that the run may go another way.
+    """
 
     seed: int
     profile: str
-    bug: str | None
-    hash: str
-    plan: bytes
-    changed: tuple[str, ...]
+    plan: Plan
+    bug: str | None = None
+    hash: str | None = None
+    changed: tuple[str, ...] = ()
 
 
 def recorded(failure: str, directory: Path = FAILURES) -> Recorded:
@@ -42,27 +51,62 @@ def recorded(failure: str, directory: Path = FAILURES) -> Recorded:
         ) from None
     except ValueError as error:
         raise ConfigError(f"{place}/failure.json is damaged: {error}") from None
-    return Recorded(about["seed"], about["profile"], about.get("bug"), about["hash"], plan, _changed(about))
+    return Recorded(about["seed"], about["profile"], load(plan), about.get("bug"), about["hash"], _changed(about))
+
+
+def of_file(seed: int, plan: Path) -> Recorded:
+    """The plan of a file, under a seed. Raises `ConfigError`."""
+    try:
+        data = plan.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{plan} cannot be read: {error.strerror}") from None
+    return Recorded(seed, "plan", load(data))
+
+
+def replay(record: Recorded, watch: Callable[[World], None] | None = None) -> Verdict:
+    """Run it again."""
+    return run_seed(record.seed, record.profile, plan=record.plan, bug=record.bug, keep_all_rows=True, watch=watch)
+
+
+def replay_until(record: Recorded, until: Until) -> Verdict:
+    """Run it again, and no further: with the rows and the violations up to there."""
+    whole = replay(record, stopping(until))
+    count = until.count(whole.rows, 1)
+    broken = tuple(each for each in whole.violations if 0 < each.event_index <= count)
+    return replace(whole, rows=whole.rows[:count], events=count, violations=broken)
+
+
+def refusal(record: Recorded) -> str | None:
+    """Why this cannot be the same run event for event, for a person; None where it can."""
+    if not record.changed:
+        return None
+    changed = "; ".join(record.changed)
+    return f"this cannot be the run that was kept: {changed}. Its plan runs all the same, and may go another way"
+
+
+def stopped(verdict: Verdict, until: Until) -> str:
+    """What had happened by then, for a person."""
+    t = verdict.rows[-1].t if verdict.rows else 0.0
+    lines = [f"stopped after {until.words()}: {verdict.events} events, {t:.6f} virtual seconds"]
+    lines += [f"  {each.invariant} broken at event {each.event_index}: {each.seen}" for each in verdict.violations]
+    lines += ["", f"the last {EVENTS_SHOWN} events:", *(f"  {line_of(row)}" for row in verdict.rows[-EVENTS_SHOWN:])]
+    return "\n".join(lines)
 
 
 def _changed(about: dict[str, Any]) -> tuple[str, ...]:
     now, then = versions(), about.get("versions", {})
     return tuple(
-        "the sources have changed" if name == "sources" else f"{name} is {now[name]} and was {then.get(name)}"
+        _files_changed(about.get("files", {}))
+        if name == "sources"
+        else f"{name} is {now[name]} and was {then.get(name)}"
         for name in now
         if now[name] != then.get(name)
     )
 
 
-def replay(record: Recorded) -> Verdict:
-    """Run a kept failure's plan again."""
-    return run_seed(record.seed, record.profile, plan=load(record.plan), bug=record.bug, keep_all_rows=True)
-
-
-def replay_file(seed: int, plan: Path) -> Verdict:
-    """Run the plan of a file under a seed. Raises `ConfigError`."""
-    try:
-        data = plan.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{plan} cannot be read: {error.strerror}") from None
-    return run_seed(seed, "plan", plan=load(data), keep_all_rows=True)
+def _files_changed(then: dict[str, str]) -> str:
+    now = digests()
+    names = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
+    if not then or len(names) > FILES_NAMED:
+        return f"{len(names)} source files have changed" if then else "the sources have changed"
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} changed"

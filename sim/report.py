@@ -1,13 +1,14 @@
 """What a failing run shows first, and what it leaves behind.
 
 The screen: what broke, seen against must; the command that brings it back; the plan in words; the last events across
-nodes. The artefact, `.gym-ckpt/failures/<id>/`: `failure.json`, `plan.json`, `trace.jsonl`.
+nodes. The artefact, `.gym-ckpt/failures/<id>/`: `failure.json`, `plan.json`, `trace.jsonl`, `timeline.html`.
 
 Must not know how runs are made.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 from faults.plan import dump
 from gym_ckpt.wire import json
 from sim.oracle import Violation
+from sim.picture import html
 from sim.run import Verdict
-from sim.sources import versions
+from sim.sources import digests, versions
 from sim.trace import Row
 
 FAILURES = Path(".gym-ckpt") / "failures"
 EVENTS_SHOWN = 20
 _FIELD_CHARS = 60
 _LINE_CHARS = 150
+_SEEN_CHARS = 450
 
 
 def failure_id(verdict: Verdict) -> str:
@@ -37,7 +40,7 @@ def screen(verdict: Verdict, command: str) -> str:
     lines = [
         f"{first.invariant} broken at {first.t:.3f} s{f' by {first.node}' if first.node else ''} "
         f"(seed {verdict.seed}, profile {verdict.profile}{f', bug {verdict.bug}' if verdict.bug else ''})",
-        f"  seen: {first.seen}",
+        f"  seen: {_cut(first.seen)}",
         f"  must: {first.must}",
         *([f"  and {more} more: {', '.join(_names(verdict.violations[1:]))}"] if more else []),
         "",
@@ -54,10 +57,17 @@ def screen(verdict: Verdict, command: str) -> str:
 
 def last_rows(verdict: Verdict, violation: Violation) -> list[Row]:
     """The events up to the violation, as far as the trace still has them; else up to the end."""
-    first_index = verdict.events - len(verdict.rows)
-    upto = violation.event_index - first_index
+    upto = place_of(verdict, violation) - (verdict.events - len(verdict.rows))
     rows = verdict.rows[:upto] if 0 < upto <= len(verdict.rows) else verdict.rows
     return list(rows[-EVENTS_SHOWN:])
+
+
+def place_of(verdict: Verdict, violation: Violation) -> int:
+    """The number of the violating event; where no event shows it, of the last one that had happened by then."""
+    if violation.event_index > 0:
+        return violation.event_index
+    first = verdict.events - len(verdict.rows)
+    return first + bisect_right(verdict.rows, violation.t, key=lambda row: row.t)
 
 
 def line_of(row: Row) -> str:
@@ -97,11 +107,12 @@ def write_artefact(verdict: Verdict, directory: Path = FAILURES) -> Path:
     """Keep a failing run (with all its rows) where `sim replay` finds it. Raises `OSError`."""
     place = directory / failure_id(verdict)
     place.mkdir(parents=True, exist_ok=True)
-    about = {**as_json(verdict), "versions": versions()}
+    about = {**as_json(verdict), "versions": versions(), "files": digests()}
     (place / "failure.json").write_bytes(json.dumps(about) + b"\n")
     (place / "plan.json").write_bytes(dump(verdict.plan) + b"\n")
     with (place / "trace.jsonl").open("wb") as trace:
         trace.writelines(json.dumps(_row_json(row)) + b"\n" for row in verdict.rows)
+    (place / "timeline.html").write_bytes(html(verdict, f"gym-ckpt sim replay {failure_id(verdict)}"))
     return place
 
 
@@ -125,6 +136,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SEEN_CHARS else text[: _SEEN_CHARS - 1] + "…"
 
 
 def _short(value: Any) -> str:

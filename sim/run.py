@@ -14,7 +14,7 @@ Must not know: what the invariants say, or how faults are carried out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -70,12 +70,14 @@ def run_seed(
     plan: Plan | None = None,
     bug: str | None = None,
     keep_all_rows: bool = False,
+    watch: Callable[[World], None] | None = None,
 ) -> Verdict:
     """Run one seed to its end.
 
     Args:
         plan: instead of the one that seed and profile draw.
         bug: one of `faults.bugs`, in force during the run (the undisturbed run to compare with is without it).
+        watch: given the world before it runs, to subscribe to its events behind the oracle and before the faults.
 
     Raises:
         ConfigError: there is no such profile or bug.
@@ -83,13 +85,21 @@ def run_seed(
     chosen = draw(seed, profile) if plan is None else plan
     expected = reference(chosen.setup.workload)
     with nullcontext() if bug is None else planted(bug):
-        return _Run(seed, profile, chosen, expected, keep_all_rows).verdict(bug)
+        return _Run(seed, profile, chosen, expected, keep_all_rows, watch).verdict(bug)
 
 
 class _Run:
     """A world, its cluster, and everybody who looks after them."""
 
-    def __init__(self, seed: int, profile: str, plan: Plan, expected: Reference, keep_all_rows: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        profile: str,
+        plan: Plan,
+        expected: Reference,
+        keep_all_rows: bool,
+        watch: Callable[[World], None] | None,
+    ) -> None:
         setup = plan.setup
         self._seed, self._profile, self._plan = seed, profile, plan
         self._injector = Injector(seed, plan, (*servers_of(workload(setup.workload)), CONTROLLER), CONTROLLER)
@@ -101,6 +111,8 @@ class _Run:
         # Whoever looks subscribes before whoever acts.
         self._oracle = Oracle(self._world, self._cluster, expected)
         self._oracle.attach()
+        if watch is not None:
+            watch(self._world)
         self._keeper = Keeper(self._world, self._cluster, _comeback(plan.requeue), self._comeback)
         self._injector.attach(self._world)
         self._late: list[Violation] = []

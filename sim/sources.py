@@ -22,9 +22,15 @@ def versions() -> dict[str, str]:
     return {"python": python, **found, "sources": _digest()}
 
 
+def digests() -> dict[str, str]:
+    """A digest of each source file that decides a run, by its path in the repository."""
+    return {
+        path.relative_to(ROOT).as_posix(): hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
 def _digest() -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    text = "".join(f"{path}\0{digest}\0" for path, digest in digests().items())
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

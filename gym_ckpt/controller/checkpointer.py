@@ -1,10 +1,13 @@
 """When checkpoints are taken: asked for by a signal or the timer, and once more to stop (INV-96).
 
-A missed prepare names its blockers; they are retired, and the prepare is tried again `retry_prepare` times. How one
-checkpoint is taken is in `gym_ckpt.controller.taking`.
+A missed prepare names its blockers; they are retired, and the prepare is tried again `retry_prepare` times. All tries
+share one `checkpoint_timeout_s`, so that a stop ends within it whatever blocks, and fits between the SIGTERM and the
+SIGKILL of a batch system. How one checkpoint is taken is in `gym_ckpt.controller.taking`.
 """
 
 from __future__ import annotations
+
+import math
 
 import anyio
 
@@ -12,6 +15,7 @@ from gym_ckpt.controller.housekeeping import Housekeeping, why
 from gym_ckpt.controller.shared import Shared
 from gym_ckpt.controller.taking import Missed, Taken, Taking
 from gym_ckpt.errors import GymCkptError
+from gym_ckpt.limits import PREPARE_SHARE
 
 
 class Checkpointer:
@@ -75,12 +79,17 @@ class Checkpointer:
     async def _take(self) -> Taken | str:
         """A checkpoint, or why there is none after all tries."""
         shared = self._shared
+        until = math.inf
         tries = 1 + shared.settings.retry_prepare
         failure = ""
         for last in [False] * (tries - 1) + [True]:
             async with shared.checkpoint_lock:
+                until = min(until, anyio.current_time() + shared.settings.checkpoint_timeout_s)
+                left_s = until - anyio.current_time()
+                if left_s <= 0:
+                    break
                 try:
-                    return await self._closed_take()
+                    return await self._closed_take(left_s, left_s if last else PREPARE_SHARE * left_s)
                 except Missed as missed:
                     failure = str(missed)
                     shared.ports.tracer.emit("collector.checkpoint_failed", reason=failure)
@@ -96,14 +105,14 @@ class Checkpointer:
                     return f"{failure}; its blockers could not be retired ({why(error)})"
         return failure
 
-    async def _closed_take(self) -> Taken:
+    async def _closed_take(self, budget_s: float, prepare_s: float) -> Taken:
         """One try, with no row starting until it is over, or ever again when the run stops with it."""
         shared = self._shared
         async with shared.dispatch_gate:
             shared.collection.open_checkpoint()
             shared.ports.tracer.emit("collector.checkpoint_opened")
             try:
-                return await self._taking.take()
+                return await self._taking.take(budget_s, prepare_s)
             finally:
                 if not shared.left_closed:
                     shared.collection.close_checkpoint()

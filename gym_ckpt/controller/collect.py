@@ -92,7 +92,7 @@ class _Run:
         self._progress = progress
         self._interrupts = interrupts
         self._run_id = ports.entropy.token(6)
-        self._lock: Lock | None = None
+        self._locks: tuple[Lock, ...] = ()
         self._in_force: str | None = None
         """The checkpoint that a restart would use, as far as is known."""
 
@@ -104,8 +104,8 @@ class _Run:
                 outcome = await self._from_start_to_end()
         finally:
             self._progress.stop()
-            if self._lock is not None:
-                self._lock.release()
+            for lock in self._locks:
+                lock.release()
         if self._interrupts.killed:
             outcome = killed(self._in_force)
         assert outcome is not None, "only a second SIGTERM cancels a run"
@@ -130,7 +130,7 @@ class _Run:
     async def _start(self) -> Started:
         await self._ports.probe("collector.start")
         started = await start(self._settings, self._ports, self._run_id, self._progress.message)
-        self._lock = started.lock
+        self._locks = started.locks
         self._in_force = started.source.checkpoint_id if started.source else None
         if self._coordination is not None:
             await self._coordination.discover()

@@ -7,7 +7,7 @@ shielded from cancellation and bounded in time; a participant that cannot be rea
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -17,8 +17,10 @@ from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.errors import (
     CoordinationError,
+    InvalidPhase,
     NotCheckpointable,
     NotReady,
+    ParticipantFailed,
 )
 from gym_ckpt.limits import (
     DISCOVERY_BUDGET_S,
@@ -83,12 +85,17 @@ class Coordination:
 
     @asynccontextmanager
     async def prepared(
-        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool] = lambda: False
+        self,
+        checkpoint_id: str,
+        budget_s: float,
+        abandoned: Callable[[], bool] = lambda: False,
+        prepare_s: float | None = None,
     ) -> AsyncIterator[OpenCheckpoint]:
         """Prepare every participant; while the body runs, keep the lease; on the way out always resume.
 
         Args:
             budget_s: seconds for the whole checkpoint; the commit gets what prepare has left.
+            prepare_s: seconds for the prepare alone, where it may not have all of them.
             abandoned: asked on the way out; True leaves everything to its lease, for a controller that must end now.
 
         Raises:
@@ -98,10 +105,11 @@ class Coordination:
         await self.discover()
         until = anyio.current_time() + budget_s
         opened = OpenCheckpoint(self, checkpoint_id, until)
+        ready_by = until if prepare_s is None else min(until, anyio.current_time() + prepare_s)
         try:
             async with anyio.create_task_group() as renewing:
                 try:
-                    await self._prepare(opened)
+                    await self._prepare(opened, ready_by)
                     renewing.start_soon(self._keep_lease, checkpoint_id, budget_s)
                     yield opened
                 finally:
@@ -167,9 +175,9 @@ class Coordination:
         Raises:
             ParticipantFailed: the first that did not, after the others have; repeat the whole.
         """
-        wanted = sorted(set(episodes))
-        if wanted:
-            await self._in_stages(rules.RETIRE, lambda member, until: self._retire_one(member, wanted, until), budget_s)
+        failures = await self._retire_all(sorted(set(episodes)), budget_s)
+        if failures:
+            raise failures[0][1]
 
     async def forget(self, rollout_ids: Iterable[str], budget_s: float = RETIRE_BUDGET_S) -> None:
         """Stop refusing late calls of these rollouts, and drop what is kept per rollout. Raises as `retire`."""
@@ -181,19 +189,20 @@ class Coordination:
         async def one(member: Member, until: float) -> None:
             await self._calls.call(member, "forget", request, ForgetReply, until)
 
-        if wanted:
-            await self._in_stages(rules.RETIRE, one, budget_s)
+        failures = await self._in_stages(rules.RETIRE, one, budget_s) if wanted else []
+        if failures:
+            raise failures[0][1]
 
     # Steps.
 
-    async def _prepare(self, opened: OpenCheckpoint) -> None:
+    async def _prepare(self, opened: OpenCheckpoint, ready_by: float) -> None:
         def request(times: Times) -> PrepareRequest:
             return PrepareRequest(checkpoint_id=opened.checkpoint_id, deadline_ts=times[0], budget_s=times[1])
 
         restarts: set[EpisodeId] = set()
         for stage in rules.stages(rules.PREPARE, self._members):
             replies = await each(
-                stage, lambda member: self._calls.call(member, "prepare", request, PrepareReply, opened.until)
+                stage, lambda member: self._calls.call(member, "prepare", request, PrepareReply, ready_by)
             )
             if not all(reply.report.ready for reply in replies):
                 blockers, count = rules.merged(reply.report for reply in replies)
@@ -254,15 +263,16 @@ class Coordination:
 
     async def _undo_restore(self, restore_id: str, installed: Sequence[EpisodeId]) -> None:
         """Retire N+1 everywhere, then resume: admission stays closed until the failed restore's state is gone."""
-        try:
-            await self.retire(installed)
-        except CoordinationError as error:
-            # One that is still importing, or out of reach: its resume or its lease discards and retires.
-            self._ports.tracer.emit("coordination.undo_failed", why=str(error))
-        await self._resume_all(restore_id)
+        stays_closed: set[str] = set()
+        for member, error in await self._retire_all(installed, RETIRE_BUDGET_S):
+            self._ports.tracer.emit("coordination.undo_failed", server=member.name, why=str(error))
+            if not (isinstance(error, ParticipantFailed) and isinstance(error.error, InvalidPhase)):
+                # It may hold N+1 still. Only its lease discards and retires that; a resume would let it be served.
+                stays_closed.add(member.name)
+        await self._resume_all(restore_id, stays_closed)
 
-    async def _resume_all(self, checkpoint_id: str) -> list[CoordinationError]:
-        """Resume stage by stage, going on past who fails; what failed."""
+    async def _resume_all(self, checkpoint_id: str, stays_closed: Collection[str] = ()) -> list[CoordinationError]:
+        """Resume stage by stage, but for the servers named, going on past who fails; what failed."""
 
         def request(times: Times) -> ResumeRequest:
             return ResumeRequest(checkpoint_id=checkpoint_id, deadline_ts=times[0], budget_s=times[1])
@@ -277,32 +287,39 @@ class Coordination:
             return None
 
         failures: list[CoordinationError] = []
-        for stage in rules.stages(rules.RESUME, self._members):
+        resumed = [member for member in self._members if member.name not in stays_closed]
+        for stage in rules.stages(rules.RESUME, resumed):
             failures += [error for error in await each(stage, one) if error is not None]
         return failures
 
-    async def _retire_one(self, member: Member, wanted: Sequence[EpisodeId], until: float) -> None:
+    async def _retire_all(self, wanted: Sequence[EpisodeId], budget_s: float) -> list[tuple[Member, CoordinationError]]:
+        """Retire stage by stage, going on past who fails; who failed, and how."""
+
         def request(times: Times) -> RetireRequest:
             return RetireRequest(episode_ids=refs(wanted), deadline_ts=times[0], budget_s=times[1])
 
-        await self._calls.call(member, "retire", request, RetireReply, until)
+        async def one(member: Member, until: float) -> None:
+            await self._calls.call(member, "retire", request, RetireReply, until)
 
-    async def _in_stages(self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float) -> None:
+        return await self._in_stages(rules.RETIRE, one, budget_s) if wanted else []
+
+    async def _in_stages(
+        self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float
+    ) -> list[tuple[Member, CoordinationError]]:
         if not self._members:
             await self.discover()
         until = anyio.current_time() + budget_s
-        failures: list[CoordinationError] = []
+        failures: list[tuple[Member, CoordinationError]] = []
 
         async def guarded(member: Member) -> None:
             try:
                 await one(member, until)
             except CoordinationError as error:
-                failures.append(error)
+                failures.append((member, error))
 
         for stage in rules.stages(order, self._members):
             await each(stage, guarded)
-        if failures:
-            raise failures[0]
+        return failures
 
 
 class OpenCheckpoint:

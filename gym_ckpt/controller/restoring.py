@@ -7,7 +7,7 @@ not know how a checkpoint was chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import anyio
 
@@ -15,6 +15,7 @@ from gym_ckpt.controller.housekeeping import why
 from gym_ckpt.controller.published import Source
 from gym_ckpt.controller.shared import Coordination, Shared
 from gym_ckpt.errors import AlreadyServing, GymCkptError, ParticipantFailed
+from gym_ckpt.limits import COLLECT_RETRY_FIRST_S
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId, keys
 
@@ -25,6 +26,9 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     restore_id = f"{shared.run_id}-restore"
     began = anyio.current_time()
     await ports.probe("collector.before_restore")
+    if not await _logged(shared, [episode.next() for episode in wanted], source):
+        shared.collection.restore_failed(episode.next() for episode in wanted)
+        return
     try:
         installed = await coordination.restore(
             restore_id, source.checkpoint_dir, wanted, shared.settings.checkpoint_timeout_s
@@ -39,7 +43,6 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
         shared.collection.restore_failed(sorted(missing))
         shared.progress.message(f"{len(missing)} rows were not in the checkpoint after all: they start from input")
     shared.continued = len(installed)
-    await _log(shared, sorted(installed), source)
     restore_s = round(anyio.current_time() - began, 6)
     ports.tracer.emit(
         "collector.restored",
@@ -55,13 +58,24 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     shared.progress.message(f"{len(installed)} rows restored from checkpoint {source.checkpoint_id}")
 
 
-async def _log(shared: Shared, installed: Iterable[EpisodeId], source: Source) -> None:
-    """Unlogged, a restored attempt looks to the next run as if it had begun from input: safe, and its work is lost."""
+async def _logged(shared: Shared, attempts: Sequence[EpisodeId], source: Source) -> bool:
+    """Whether the dispatch log holds these attempts, durably. Before the servers hear of them, and not after: a restore
+    that fails retires them, and a later run that does not know would send the same ones again (INV-38)."""
     assert shared.journal is not None, "a run that restores has a dispatch log"
-    try:
-        await shared.journal.restored(installed, source.checkpoint_id)
-    except OSError as error:
-        shared.progress.message(f"{shared.journal.path} cannot be written ({reason(error)})")
+    failure: OSError | None = None
+    with anyio.move_on_after(shared.settings.checkpoint_timeout_s):
+        while True:
+            try:
+                await shared.journal.restored(attempts, source.checkpoint_id)
+                return True
+            except OSError as error:
+                failure = error
+                await anyio.sleep(COLLECT_RETRY_FIRST_S)
+    why_not = "it takes too long" if failure is None else reason(failure)
+    shared.progress.message(
+        f"{shared.journal.path} cannot be written ({why_not}): {len(attempts)} rows start from input"
+    )
+    return False
 
 
 def _refused(error: Exception) -> str:

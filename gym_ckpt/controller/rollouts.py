@@ -55,7 +55,7 @@ class Rollouts:
         if shared.journal is not None:
             await shared.ports.probe("collector.before_dispatch_log")
             try:
-                await shared.journal.dispatched(taken)
+                await shared.journal.dispatched({episode: shared.collection.lost_before(episode) for episode in taken})
             except OSError as error:
                 shared.collection.give_back(taken)
                 shared.progress.message(f"no row can start: {shared.journal.path} cannot be written ({reason(error)})")

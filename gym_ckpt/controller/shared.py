@@ -55,7 +55,7 @@ class Coordination(Protocol):
     async def discover(self) -> object: ...
 
     def prepared(
-        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool]
+        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool], prepare_s: float | None
     ) -> AbstractAsyncContextManager[OpenCheckpoint]: ...
 
     async def restore(

@@ -24,7 +24,7 @@ from gym_ckpt.ports import FileSystem, Job, Lock, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
-from gym_ckpt.storage.ownership import claim, read_run_id
+from gym_ckpt.storage.ownership import claim, claim_output, read_run_id
 from gym_ckpt.storage.pruning import forget_all
 
 Say = Callable[[str], None]
@@ -32,7 +32,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run that may begin. `run`: fingerprint of input and output; `lock`, `journal`: with a checkpoint_dir only."""
+    """A run that may begin. `run`: fingerprint of input and output; `locks`, `journal`: with a checkpoint_dir only."""
 
     input: Input
     run: str
@@ -40,7 +40,7 @@ class Started:
     restart: Restart
     source: Source | None
     journal: DispatchLog | None
-    lock: Lock | None
+    locks: tuple[Lock, ...] = ()
 
 
 async def start(settings: CollectSettings, ports: Ports, run_id: str, say: Say) -> Started:
@@ -56,15 +56,28 @@ async def start(settings: CollectSettings, ports: Ports, run_id: str, say: Say) 
     if settings.checkpoint_dir is None:
         await ports.disk.run(refuse_existing(settings.output))
         rows = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
-        return Started(read, run, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None, None)
-    if await ports.disk.run(read_run_id(settings.checkpoint_dir)) is None:
-        await ports.disk.run(refuse_existing(settings.output))
-    owned = await ports.disk.run(claim(settings.checkpoint_dir, run, f"{ports.pid}\n", ports.entropy.token()))
+        return Started(read, run, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None)
+    locks: list[Lock] = []
     try:
-        return replace(await _owned(settings, settings.checkpoint_dir, ports, read, run, run_id, say), lock=owned.lock)
+        await _claim_both(settings, settings.checkpoint_dir, ports, run, locks)
+        started = await _owned(settings, settings.checkpoint_dir, ports, read, run, run_id, say)
+        return replace(started, locks=tuple(locks))
     except BaseException:
-        owned.lock.release()
+        for lock in locks:
+            lock.release()
         raise
+
+
+async def _claim_both(settings: CollectSettings, run_dir: str, ports: Ports, run: str, locks: list[Lock]) -> None:
+    """Own directory and output. A new directory becomes this run's only once nobody else's rows are in the output."""
+    note = f"{ports.pid}\n"
+    is_new = await ports.disk.run(read_run_id(run_dir)) is None
+    if is_new:
+        locks.append(await ports.disk.run(claim_output(settings.output, note)))
+        await ports.disk.run(refuse_existing(settings.output))
+    locks.append((await ports.disk.run(claim(run_dir, run, note, ports.entropy.token()))).lock)
+    if not is_new:
+        locks.append(await ports.disk.run(claim_output(settings.output, note)))
 
 
 async def _owned(
@@ -79,9 +92,10 @@ async def _owned(
     if log.repair is not None:
         say(log.repair)
     journal = DispatchLog(ports.disk, log.log)
+    await journal.compact(history.history, history.lines, ports.entropy.token())
     await journal.began(run_id)
     source = await newest_valid(ports.disk, run_dir, run, start_over=settings.start_over, say=say)
-    return Started(read, run, rows, plan(read, finished, failures, history.history, source), source, journal, None)
+    return Started(read, run, rows, plan(read, finished, failures, history.history, source), source, journal)
 
 
 def plan(

@@ -70,19 +70,18 @@ class Taking:
         self._begun = 0
         self.previous = previous
 
-    async def take(self) -> Taken:
-        """Take one.
+    async def take(self, budget_s: float, prepare_s: float) -> Taken:
+        """Take one, in `budget_s` seconds, of which the prepare may use `prepare_s`.
 
         Raises:
             Missed: nothing was published, and the servers were resumed.
         """
         self._begun += 1
         checkpoint_id = f"{self._shared.run_id}-{self._begun}"
-        budget_s = self._shared.settings.checkpoint_timeout_s
         attempt = _Attempt(checkpoint_id, layout.checkpoint_dir(self._run_dir, checkpoint_id), anyio.current_time())
         try:
             with anyio.move_on_after(budget_s):
-                await self._opened(attempt, attempt.began + budget_s)
+                await self._opened(attempt, attempt.began + budget_s, prepare_s)
         except NotReady as error:
             raise Missed(str(error), _episodes(error.blockers)) from error
         except (GymCkptError, OSError, ExceptionGroup) as error:
@@ -92,10 +91,11 @@ class Taking:
                 raise Missed(reason(error) if isinstance(error, OSError) else why(error)) from error
             self._shared.progress.message(f"checkpoint {checkpoint_id} is published, but: {why(error)}")
         if not attempt.published:
-            raise Missed(f"it took longer than checkpoint_timeout_s, {budget_s:g} s")
+            limit_s = self._shared.settings.checkpoint_timeout_s
+            raise Missed(f"it took longer than checkpoint_timeout_s, {limit_s:g} s, allows")
         return attempt.published[0]
 
-    async def _opened(self, attempt: _Attempt, deadline: float) -> None:
+    async def _opened(self, attempt: _Attempt, deadline: float, prepare_s: float) -> None:
         ports = self._shared.ports
         await ports.probe("collector.before_checkpoint")
         await ports.disk.run(lambda fs: make_dirs(fs, attempt.directory, self._run_dir))
@@ -104,6 +104,7 @@ class Taking:
             attempt.checkpoint_id,
             deadline - anyio.current_time(),
             abandoned=lambda: interrupts.killed,  # a second signal: stop at once, nobody is left to resume for
+            prepare_s=prepare_s,
         ) as prepared:
             attempt.prepared_s = anyio.current_time() - attempt.began
             await self._replies_on_the_wire(prepared, deadline)

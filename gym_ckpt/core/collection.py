@@ -150,6 +150,10 @@ class Collection:
         row = self._rows.get(episode.rollout_id)
         return row is not None and row.state is RowState.IN_FLIGHT and row.attempt == episode.attempt
 
+    def lost_before(self, episode: EpisodeId) -> int:
+        """How many attempts of this row, which is in flight, were lost before this one."""
+        return self._current(episode).lost
+
     # ------------------------------------------------------------------------------------------- dispatch
 
     def take(self) -> list[EpisodeId]:

@@ -28,13 +28,19 @@ from gym_ckpt.types import EpisodeId
 class DispatchHistory:
     """The dispatch log of all runs so far, in order, kept as what matters of each rollout."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_last", "_lost")
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, bool]] = {}
+        self._lost: dict[str, int] = {}
 
-    def add(self, episode: EpisodeId, *, restored: bool) -> None:
-        """One line of the log: the attempt is about to be sent, or (`restored`) its state is on the servers."""
+    def add(self, episode: EpisodeId, *, restored: bool, lost: int = 0) -> None:
+        """One line of the log: the attempt is about to be sent, or (`restored`) its state to be put on the servers.
+
+        `lost`: how many attempts of the rollout had been lost by then.
+        """
+        if lost > self.lost(episode.rollout_id):
+            self._lost[episode.rollout_id] = lost
         last, _ = self._last.get(episode.rollout_id, (-1, False))
         if episode.attempt > last:
             self._last[episode.rollout_id] = (episode.attempt, restored)
@@ -45,14 +51,25 @@ class DispatchHistory:
         """The highest attempt that was logged; -1 when there is none."""
         return self._last.get(rollout_id, (-1, False))[0]
 
+    def lost(self, rollout_id: str) -> int:
+        """How many of its attempts ended without a reply or blocked a checkpoint while some run looked on."""
+        return self._lost.get(rollout_id, 0)
+
     def gave_up(self, checkpointed: EpisodeId) -> bool:
         """Did something run after this checkpointed attempt that was not its own continuation?"""
         last, restored = self._last.get(checkpointed.rollout_id, (-1, False))
         return last > checkpointed.attempt and not (last == checkpointed.attempt + 1 and restored)
 
-    def episodes(self) -> list[tuple[EpisodeId, bool]]:
-        """The shortest log of the same meaning, sorted: `(attempt, restored)`."""
-        return [(EpisodeId(name, attempt), restored) for name, (attempt, restored) in sorted(self._last.items())]
+    def __len__(self) -> int:
+        """Lines of the shortest log of the same meaning."""
+        return len(self._last)
+
+    def episodes(self) -> list[tuple[EpisodeId, bool, int]]:
+        """The shortest log of the same meaning, sorted: `(attempt, restored, lost)`."""
+        return [
+            (EpisodeId(name, attempt), restored, self.lost(name))
+            for name, (attempt, restored) in sorted(self._last.items())
+        ]
 
 
 @dataclass(slots=True)
@@ -99,7 +116,7 @@ def plan_restart(
         failed = failures.get(rollout_id, nothing)
         episode = held.get(rollout_id)
         last = max(log.last(rollout_id), failed.last, -1 if episode is None else episode.attempt)
-        row = Row(rollout_id, failures=failed.count, marked=last >= 0)
+        row = Row(rollout_id, failures=failed.count, lost=log.lost(rollout_id), marked=last >= 0)
         if rollout_id in finished:
             row.attempt = finished[rollout_id]
             row.state = RowState.FINISHED

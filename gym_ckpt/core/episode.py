@@ -49,7 +49,7 @@ class Worked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EpisodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A boundary. `done` counts completed steps of `steps`."""
+    """A boundary. `done` counts completed steps of `steps`; `worked_s`: seconds worked, as of an export."""
 
     task_digest: str
     steps: tuple[Step, ...]
@@ -58,6 +58,7 @@ class EpisodeState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worked: Worked | None = None
     verified: dict[str, Any] | None = None
     judged: dict[str, Any] | None = None
+    worked_s: float = 0.0
 
 
 def task_digest(task: dict[str, Any]) -> str:

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio
-import msgspec
 
 from gym_ckpt.core.admission import stale
-from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, RowConflict, belongs, row_of
+from gym_ckpt.core.lineage import Poison, Reason, RowConflict, row_of
 from gym_ckpt.errors import InvalidCheckpointState, NotLossless, Unavailable
 from gym_ckpt.limits import POISON_DETAIL_MAX_CHARS
 from gym_ckpt.participants.calls import CallBook, Entry, Row
@@ -31,13 +30,6 @@ from gym_ckpt.storage.ledger import Appended, Exported, Start
 from gym_ckpt.storage.tokens import FileTokenStore
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.digests import InvalidStaging
-
-
-class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One episode in a checkpoint."""
-
-    rows: tuple[LedgerRow, ...]
-    poison: tuple[Poison, ...]
 
 
 class LedgerBook(CallBook):
@@ -119,7 +111,7 @@ class LedgerBook(CallBook):
             try:
                 appended = await self._write(entry)
             except RowConflict as error:
-                self._withdrawn(entry, str(error))
+                self._withdrawn(entry, str(error), failed=False)
                 raise Unavailable(f"{error}: repeat it under another id") from None
             except (OSError, Unavailable, NotLossless, InvalidCheckpointState) as error:
                 self._withdrawn(entry, str(error))
@@ -127,7 +119,7 @@ class LedgerBook(CallBook):
                 await self._try_to_pay(entry.episode)
                 raise Unavailable(f"the row of call {entry.call_id} could not be written: {error}") from None
         if appended in (Appended.FENCED, Appended.MARKED):
-            self._withdrawn(entry, appended)
+            self._withdrawn(entry, appended, failed=False)
             raise stale(entry.episode)
         if appended is Appended.POISONED:
             self._withdrawn(entry, appended)
@@ -147,13 +139,13 @@ class LedgerBook(CallBook):
             self._unused.get(entry.episode, {}).pop(entry.captured.staging_key, None)
         return appended
 
-    def _withdrawn(self, entry: Entry, why: str) -> None:
-        """The answer is not sent after all."""
+    def _withdrawn(self, entry: Entry, why: str, *, failed: bool = True) -> None:
+        """The answer is not sent after all; `failed`: because its row could not be written."""
         calls = self._started.get(entry.episode, {})
         calls.pop(entry.call_id, None)
         if not calls:
             self._started.pop(entry.episode, None)
-        self._ports.tracer.emit("gate.withdrawn", episode=entry.episode.key, call=entry.call_id, why=why)
+        self._ports.tracer.emit("gate.withdrawn", episode=entry.episode.key, call=entry.call_id, why=why, failed=failed)
 
     # Poison that is owed.
 
@@ -199,24 +191,17 @@ class LedgerBook(CallBook):
             )
 
     def staging_keys(self, record: Record) -> tuple[str, ...]:
-        return Exported(record.episode, _rows_in(record).rows).staging_keys
+        return Exported.parse(record.episode, record.state).staging_keys
 
     def check(self, record: Record) -> None:
-        for row in _rows_in(record).rows:
-            if not belongs(row.capture_key, record.episode):
-                whose = f"a row of {record.episode.key} was staged under {row.capture_key!r:.220}"
-                raise InvalidCheckpointState(f"{Reason.FOREIGN_CAPTURE_KEY}: {whose}")
+        Exported.parse(record.episode, record.state)
 
     async def restore(self, scope: Sequence[EpisodeId], records: Sequence[Record]) -> None:
         before = {episode.next(): episode for episode in scope}
-        found = [_rows_in(record) for record in records]
-        exported = [
-            Exported(before[record.episode], rows.rows, rows.poison)
-            for record, rows in zip(records, found, strict=True)
-        ]
+        exported = [Exported.parse(before[record.episode], record.state) for record in records]
         await self.ledger.restore(scope, exported, self.owns)
-        for record, rows in zip(records, found, strict=True):
-            self._started[record.episode] = dict.fromkeys(row.model_call_id for row in rows.rows)
+        for each in exported:
+            self._started[each.episode.next()] = dict.fromkeys(row.model_call_id for row in each.rows)
 
     # The end of an attempt.
 
@@ -260,10 +245,3 @@ class LedgerBook(CallBook):
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:
     return Poison(call_id, reason, str(error)[:POISON_DETAIL_MAX_CHARS])
-
-
-def _rows_in(record: Record) -> _Rows:
-    try:
-        return msgspec.convert(record.state, _Rows)
-    except msgspec.ValidationError as error:
-        raise InvalidCheckpointState(f"ledger rows of {record.episode.key}: {error}") from None

@@ -52,12 +52,22 @@ class EpisodeFailed(GymCkptError):
 
 
 class _Episode:
-    """A live episode: its last boundary, whether a `/run` has claimed it, and the time that it has left to work."""
+    """A live episode: its last boundary, and the time that it has left to work.
 
-    def __init__(self, state: EpisodeState, left_s: float) -> None:
+    Time worked before a checkpoint counts on after it: else an episode that hangs would hang anew after every restart.
+    """
+
+    def __init__(self, state: EpisodeState, timeout_s: float) -> None:
         self.state = state
         self.limit = anyio.CancelScope()
-        self._left_s = left_s
+        self._timeout_s = timeout_s
+        self._left_s = max(0.0, timeout_s - state.worked_s)
+
+    def exported(self) -> EpisodeState:
+        """The boundary, with the time worked until the clock was stopped."""
+        if self._timeout_s == math.inf:
+            return self.state
+        return msgspec.structs.replace(self.state, worked_s=round(self._timeout_s - self._left_s, 3))
 
     def pause(self) -> None:
         """Stop the clock of the time-out."""
@@ -148,7 +158,7 @@ class EnvironmentParticipant(Participant):
             with held.limit:
                 await self._steps(episode, held, task, work)
             if held.limit.cancelled_caught:
-                raise EpisodeFailed(f"the episode was not over within its time-out of {self._timeout_s} s")
+                raise EpisodeFailed(f"it was not over within {self._timeout_s:g} s of work, its episode_timeout_s")
         except StaleAttempt:
             raise
         except (GymCkptError, msgspec.ValidationError, ValueError) as error:
@@ -264,7 +274,7 @@ class EnvironmentParticipant(Participant):
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         held = [(episode, self._episodes[episode]) for episode in sorted(scope) if episode in self._episodes]
-        return [Record(episode, plain(each.state)) for episode, each in held]
+        return [Record(episode, plain(each.exported())) for episode, each in held]
 
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:

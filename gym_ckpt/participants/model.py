@@ -116,7 +116,10 @@ class ModelParticipant(Participant):
     async def _admitted(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall) -> None:
         try:
             await self.book.admit(gate.episode)
-        except OSError as error:
+        except (OSError, Unavailable, StaleAttempt) as error:
+            self.ports.tracer.emit("gate.refused", episode=gate.episode.key, call=gate.call_id, why=str(error))
+            if not isinstance(error, OSError):
+                raise
             raise Unavailable(f"{gate.episode}: the ledger cannot be written: {error}") from None
         await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
 

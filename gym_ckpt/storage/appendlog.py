@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.limits import LOG_LINE_MAX_BYTES, LOG_UNSYNCED_MAX_BYTES, READ_CHUNK_BYTES
 from gym_ckpt.ports import File, FileSystem, Job
-from gym_ckpt.storage.files import Steps, make_dirs
-from gym_ckpt.storage.layout import parent_of
+from gym_ckpt.storage.files import Steps, discard, make_dirs, write_new
+from gym_ckpt.storage.layout import parent_of, temporary
 from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.storage.manifest import damaged
 from gym_ckpt.wire import json
@@ -82,6 +82,35 @@ def read_lines(path: str, pick: Pick[T]) -> Job[tuple[T, ...]]:
     def job(fs: FileSystem) -> Generator[str, None, tuple[T, ...]]:
         yield "log.read"
         return tuple(_Scan(path).rows(fs, pick)) if fs.exists(path) else ()
+
+    return job
+
+
+def rewritten(log: AppendLog, rows: Sequence[bytes], attempt_token: str) -> Job[AppendLog]:
+    """Put a file with only `rows` in the place of an open, durable log that this process has not appended to.
+
+    Returns the log that is in force: the old one when the new could not be written.
+
+    Raises (by the job):
+        OSError: which of the two a crash would leave is not certain; append to neither.
+    """
+
+    def job(fs: FileSystem) -> Generator[str, None, AppendLog]:
+        temp = temporary(log.path, attempt_token)
+        try:
+            yield from write_new(fs, temp, b"".join([row + b"\n" for row in rows]))
+        except OSError:
+            return log
+        log.close()
+        try:
+            yield "log.replace"
+            fs.rename(temp, log.path)
+        except OSError:
+            discard(fs, temp)
+        # Also after an error: it may have come after the effect. Whichever file has the name now keeps it.
+        yield "log.sync_dir"
+        fs.fsync_dir(parent_of(log.path))
+        return AppendLog(log.path, fs.size(log.path))
 
     return job
 

@@ -30,7 +30,9 @@ GYM: Final = "gym"
 
 _INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _RECORDS = re.compile(r"records-[0-9a-f]{64}\.jsonl", re.ASCII)
-_TEMPORARY = re.compile(r"(LATEST|run\.json|collection\.json|manifest\.json|records)\.[0-9a-f]{8,64}\.tmp", re.ASCII)
+_TEMPORARY = re.compile(
+    r"(LATEST|run\.json|dispatched\.jsonl|collection\.json|manifest\.json|records)\.[0-9a-f]{8,64}\.tmp", re.ASCII
+)
 _TOKEN = re.compile(r"[0-9a-f]{8,64}", re.ASCII)
 
 
@@ -100,6 +102,11 @@ def collection(checkpoint_dir: str) -> str:
 
 def dispatched(run_dir: str) -> str:
     return join(run_dir, "dispatched.jsonl")
+
+
+def output_lock(output: str) -> str:
+    """Beside an output file, while and after a collector with a run directory writes it."""
+    return f"{output}.lock"
 
 
 def collector_pid(run_dir: str) -> str:

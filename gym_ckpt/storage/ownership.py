@@ -58,6 +58,28 @@ def claim(run_dir: str, run_id: str, note: str, attempt_token: str) -> Job[Owner
     return job
 
 
+def claim_output(output: str, note: str) -> Job[Lock]:
+    """Become the one live writer of an output file, whatever directory its collector keeps checkpoints in.
+
+    The lock is a file of its own beside it, since the output itself may be removed and begun anew.
+
+    Raises (by the job):
+        ConfigError: another collector writes it; the text names it.
+        OSError: as the file system says; nothing is owned.
+    """
+
+    def job(fs: FileSystem) -> Generator[str, None, Lock]:
+        path = layout.output_lock(output)
+        yield from make_dirs(fs, layout.parent_of(path), path)
+        yield "claim.lock_output"
+        lock = fs.try_lock(path, note)
+        if lock is None:
+            raise ConfigError(f"{output} is being written by another collector ({_note(fs, path)}): stop it first")
+        return lock
+
+    return job
+
+
 def read_run_id(run_dir: str) -> Job[str | None]:
     """Whose directory it is, None if nobody's.
 

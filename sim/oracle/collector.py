@@ -18,6 +18,8 @@ class Dispatching(Check):
         self._controller = controller
         self._last: dict[str, int] = {}
         """Highest attempt of each rollout that was sent, over all lives."""
+        self._over: dict[str, int] = {}
+        """Highest attempt of each rollout that has replied or was retired, over all lives: it runs nowhere."""
         self._rows: set[str] = set()
         """Rollouts whose row is durable."""
         self._fresh()
@@ -29,7 +31,8 @@ class Dispatching(Check):
         self._in_flight: set[EpisodeId] = set()
         self._restored: set[EpisodeId] = set()
         self._replied: set[EpisodeId] = set()
-        self._scope: tuple[list[EpisodeId], set[EpisodeId]] | None = None
+        self._unwritten: set[EpisodeId] = set()
+        """Finished, and their rows are not written yet."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -41,6 +44,7 @@ class Dispatching(Check):
             "collector.retire": self._retire,
             "collector.restored": self._continued,
             "collector.scope": self._commit,
+            "collector.published": self._published,
             "collector.row": self._row,
         }
 
@@ -62,6 +66,8 @@ class Dispatching(Check):
         last = self._last.get(sent.rollout_id, -1)
         again = sent.attempt < last or (sent.attempt == last and sent not in self._restored)
         self.look(38, f"{sent} was sent after attempt {last}" if again else None, row.node)
+        alive = sent not in self._restored and last > self._over.get(sent.rollout_id, -1)
+        self.look(38, f"{sent} was sent, and attempt {last} may still run" if alive else None, row.node)
         self._last[sent.rollout_id] = max(last, sent.attempt)
         self._sent = True
         self._restored.discard(sent)
@@ -69,15 +75,23 @@ class Dispatching(Check):
 
     def _settled(self, row: Row) -> None:
         ended = episode(row.fields["episode"])
+        if row.fields["outcome"] == "Finished" and ended in self._in_flight:
+            self._unwritten.add(ended)
         self._in_flight.discard(ended)
         if row.fields["outcome"] != "Lost":
             self._replied.add(ended)
+            self._ended(ended)
+
+    def _ended(self, ended: EpisodeId) -> None:
+        self._over[ended.rollout_id] = max(ended.attempt, self._over.get(ended.rollout_id, -1))
 
     def _retire(self, row: Row) -> None:
         given_up = set(episodes(row.fields["episodes"]))
         self.look(93, "attempts are retired while a checkpoint is open" if self._open else None, row.node)
         answered = sorted(given_up & self._replied)
         self.look(93, f"{answered[0]} has replied and is retired" if answered else None, row.node)
+        for each in sorted(given_up):
+            self._ended(each)
         self._in_flight -= given_up
         self._restored -= given_up
 
@@ -96,23 +110,57 @@ class Dispatching(Check):
             what = "is" if odd[0] in scope else "is not"
             self.look(91, f"{odd[0]} {what} in the scope of a commit", row.node)
 
+    def _published(self, row: Row) -> None:
+        lost = sorted(self._unwritten)
+        self.look(
+            91, f"{lost[0]} has finished, and is neither in the checkpoint nor written" if lost else None, row.node
+        )
+
     def _row(self, row: Row) -> None:
-        rollout_id = episode(row.fields["episode"]).rollout_id
+        written = episode(row.fields["episode"])
+        self._unwritten.discard(written)
+        rollout_id = written.rollout_id
         self.look(2, f"a second row of {rollout_id} was written" if rollout_id in self._rows else None, row.node)
         self._rows.add(rollout_id)
 
 
 class Stops(Check):
-    """INV-92: what was committed in order to stop is never resumed."""
+    """INV-92: what was committed in order to stop is never resumed; what a failed checkpoint closed is."""
 
     def __init__(self, findings: Findings, known: Known) -> None:
         super().__init__(findings)
         self._known = known
         self._stopping = False
         self._stopped: set[str] = set()
+        self._entered: dict[str, str] = {}
+        """Servers that entered a checkpoint since the collector opened its last one, and which."""
+        self._unreachable: set[str] = set()
+        """Servers that could not be told to resume from it."""
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {"collector.scope": self._scope, "collector.published": self._published, "phase": self._phase}
+        return {
+            "collector.checkpoint_opened": self._opened,
+            "collector.checkpoint_failed": self._failed,
+            "collector.scope": self._scope,
+            "collector.published": self._published,
+            "coordination.resume_failed": self._not_resumed,
+            "phase": self._phase,
+        }
+
+    def _opened(self, row: Row) -> None:
+        self._entered.clear()
+        self._unreachable.clear()
+
+    def _not_resumed(self, row: Row) -> None:
+        self._unreachable.add(row.fields["server"])
+
+    def _failed(self, row: Row) -> None:
+        for name, entered in sorted(self._entered.items()):
+            server = self._known.server(name)
+            stays = server.alive and server.phase != "idle" and server.opened == entered
+            if name not in self._unreachable:
+                why = f"{entered} failed, and {name} is still {server.phase} in it" if stays else None
+                self.look(92, why, row.node)
 
     def _scope(self, row: Row) -> None:
         self._stopping = row.fields["stop"]
@@ -123,6 +171,8 @@ class Stops(Check):
             self.look(92, None, row.node)
 
     def _phase(self, row: Row) -> None:
+        if row.fields["now"] in ("preparing", "prepared"):
+            self._entered[row.node] = row.fields["checkpoint_id"]
         if self._stopped and row.fields["why"] == "Resume":
             ended = self._known.server(row.node).opened
             self.look(92, f"{ended}, taken to stop, is resumed" if ended in self._stopped else None, row.node)

@@ -57,7 +57,7 @@ class RunDirectory(Check):
         self._seen = (live, durable)
         for what, tree in (("what reads", live), ("what is durable", durable)):
             self._pointer(tree, f"{when}, {what}")
-        self._restorable(live, when)
+        self._restorable(live, durable, when)
         self._unchanged(durable)
 
     def _pointer(self, tree: Tree, when: str) -> None:
@@ -73,10 +73,13 @@ class RunDirectory(Check):
             why = self._incomplete(tree, pointer.checkpoint_id)
             self.look(48, None if why is None else f"{when}: the pointer names a checkpoint of which {why}")
 
-    def _restorable(self, live: Tree, when: str) -> None:
-        """INV-51: whatever failed since, what was published is still there."""
+    def _restorable(self, live: Tree, durable: Tree, when: str) -> None:
+        """INV-51: whatever failed since, what was published is still there.
+
+        Published is what the durable pointer names: one that reads new and is not synced yet may be taken back.
+        """
         try:
-            pointer = read_pointer(Picture(live), self._run_dir)
+            pointer = read_pointer(Picture(durable), self._run_dir)
         except InvalidCheckpointState:
             return  # seen above
         if pointer is not None:

@@ -158,7 +158,10 @@ class Run:
         try:
             await self.coordination(ports).retire([episode])
         except CoordinationError:
-            return
+            # Some servers may have marked it: it is repeated, as a controller does, until all have.
+            self.tape.on = False
+            await anyio.sleep(BUDGET_MAX_S + GRACE_S + 1)
+            await self.coordination(ports).retire([episode])
         for name in self.names:
             assert episode not in self.toys[name].numbers, f"retired state is left on {name}"
             assert self.toys[name].admission.book.marks.refuses(episode)

@@ -131,6 +131,7 @@ def test_every_file_of_a_run_directory_is_documented() -> None:
     named = " ".join(row[0] + row[1] for row in rows(section(text_of("operations"), "## Files of a run directory")))
     for path in (layout.latest("."), layout.run_file("."), layout.collector_pid("."), layout.dispatched(".")):
         assert f"`{Path(path).name}`" in named
+    assert layout.output_lock("`…") + "`" in named
     for name in (layout.COLLECTION, layout.MANIFEST, layout.CHECKPOINTS, layout.GYM):
         assert name in named
 

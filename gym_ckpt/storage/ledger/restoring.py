@@ -16,8 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_ckpt.core.lineage import LedgerRow, Poison, Reason
-from gym_ckpt.errors import InvalidRequest
+import msgspec
+
+from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, belongs
+from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import Steps
@@ -27,6 +29,11 @@ from gym_ckpt.storage.ledger.retiring import fence, unlink
 from gym_ckpt.storage.ledger.rows import lineage_of
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.messages import plain
+
+
+class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    rows: tuple[LedgerRow, ...]
+    poison: tuple[Poison, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,30 @@ class Exported:
     def state(self) -> dict[str, Any]:
         """As JSON data."""
         return {"rows": [row.plain() for row in self.rows], "poison": [plain(entry) for entry in self.poison]}
+
+    @classmethod
+    def parse(cls, episode: EpisodeId, state: Any) -> Exported:
+        """The inverse of `state`, checked before anything is installed.
+
+        Raises:
+            InvalidCheckpointState: no such state, a call twice, or a row that is not this rollout's up to this attempt.
+        """
+        try:
+            found = msgspec.convert(state, _State)
+        except msgspec.ValidationError as error:
+            raise InvalidCheckpointState(f"ledger of {episode.key}: {error}") from None
+        calls: set[str] = set()
+        for row in found.rows:
+            if row.model_call_id in calls:
+                raise InvalidCheckpointState(
+                    f"ledger of {episode.key}: {Reason.DUPLICATE_CALL} {row.model_call_id!r:.200}"
+                )
+            if not belongs(row.capture_key, episode):
+                raise InvalidCheckpointState(
+                    f"ledger of {episode.key}: {Reason.FOREIGN_CAPTURE_KEY} {row.capture_key!r:.220}"
+                )
+            calls.add(row.model_call_id)
+        return cls(episode, found.rows, found.poison)
 
     @property
     def staging_keys(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from gym_ckpt.errors import InvalidRequest
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import NO_LINKS, Steps
-from gym_ckpt.storage.ledger.locking import Busy, each_locked, locked
+from gym_ckpt.storage.ledger.locking import Busy, each_locked, in_order, locked
 from gym_ckpt.storage.ledger.names import LEDGER, Ending, mould_path, path_of
 from gym_ckpt.types import EpisodeId
 
@@ -94,7 +94,11 @@ def discard_unstarted(directory: str, episodes: Iterable[EpisodeId]) -> Job[Disc
                 except OSError as error:
                     made.failed[episode] = error.strerror or str(error)
 
-        made.busy = yield from each_locked(fs, directory, wanted, body)
+        try:
+            made.busy = yield from each_locked(fs, directory, wanted, body)
+        except OSError as error:  # of a lock; what was not reached stays pending as well
+            done = {*made.deleted, *made.started, *made.failed}
+            made.failed |= {each: error.strerror or str(error) for each in in_order(wanted) if each not in done}
         made.deleted.sort()
         made.started.sort()
         return made
@@ -111,10 +115,7 @@ def retire(directory: str, episodes: Iterable[EpisodeId]) -> Job[list[EpisodeId]
         InvalidRequest: an attempt over `LEDGER_ATTEMPTS_MAX`; nothing was done.
         OSError: some may be retired; run it again.
     """
-    wanted = tuple(episodes)
-    for episode in wanted:
-        if episode.attempt > LEDGER_ATTEMPTS_MAX:
-            raise InvalidRequest(f"attempt of {episode.key}: more than {LEDGER_ATTEMPTS_MAX} cannot be retired")
+    wanted = _bounded(episodes)
 
     def job(fs: FileSystem) -> Steps[list[EpisodeId]]:
         def body(sharing: list[EpisodeId]) -> Steps[None]:
@@ -156,8 +157,7 @@ def forget(directory: str, episodes: Iterable[EpisodeId]) -> Job[list[EpisodeId]
 
     Returns the episodes whose lock was held: run it again for them. Raises as `retire`.
     """
-    wanted = tuple(episodes)
-    assert all(episode.attempt <= LEDGER_ATTEMPTS_MAX for episode in wanted), "what cannot be retired is not forgotten"
+    wanted = _bounded(episodes)
 
     def job(fs: FileSystem) -> Steps[list[EpisodeId]]:
         def body(sharing: list[EpisodeId]) -> Steps[None]:
@@ -171,6 +171,14 @@ def forget(directory: str, episodes: Iterable[EpisodeId]) -> Job[list[EpisodeId]
         return (yield from _durably(fs, directory, wanted, body))
 
     return job
+
+
+def _bounded(episodes: Iterable[EpisodeId]) -> tuple[EpisodeId, ...]:
+    wanted = tuple(episodes)
+    for episode in wanted:
+        if episode.attempt > LEDGER_ATTEMPTS_MAX:
+            raise InvalidRequest(f"attempt of {episode.key}: more than {LEDGER_ATTEMPTS_MAX} are not kept of a rollout")
+    return wanted
 
 
 def _durably(

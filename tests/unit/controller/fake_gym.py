@@ -125,7 +125,11 @@ class FakeGym:
 
     @asynccontextmanager
     async def prepared(
-        self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool] = lambda: False
+        self,
+        checkpoint_id: str,
+        budget_s: float,
+        abandoned: Callable[[], bool] = lambda: False,
+        prepare_s: float | None = None,
     ) -> AsyncIterator[FakeCheckpoint]:
         self._close()
         opened = FakeCheckpoint(self, checkpoint_id)

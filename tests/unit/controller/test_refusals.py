@@ -47,6 +47,23 @@ async def test_a_second_live_collector_is_refused_by_name(bench: Bench) -> None:
     await bench.crash(gym, second)
 
 
+async def test_two_live_collectors_do_not_write_one_output(bench: Bench) -> None:
+    """Each in a directory of its own; the loser's directory stays nobody's."""
+    gym = await slow_gym(bench.rows)
+
+    async def second() -> None:
+        await gym.busy.wait()
+        other = bench.folder / "other"
+        for resume in (False, True):
+            with pytest.raises(ConfigError, match=r"out\.jsonl is being written by another collector \(4242\)"):
+                await Bench(bench.folder).run(gym_of(), checkpoint_dir=str(other), resume_from_cache=resume)
+        assert not (other / "run.json").exists()
+
+    await bench.crash(gym, second)
+    await bench.run(gym_of(), resume_from_cache=True)
+    bench.check_whole()
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

@@ -139,3 +139,35 @@ async def test_a_torn_last_row_is_cut_off_and_its_rollout_runs_again(bench: Benc
         bench.output.write_bytes(whole[:-cut])
         await bench.run(gym_of(), resume_from_cache=True)
         bench.check_whole()
+
+
+async def test_the_dispatch_log_does_not_grow_with_the_attempts(bench: Bench) -> None:
+    """A line for each rollout is all that a restart needs; the others go when the next run starts."""
+    log = bench.directory / "dispatched.jsonl"
+    longest = 0
+    for _ in range(6):
+        gym = await slow_gym(bench.rows)
+        await bench.crash(gym, gym.busy.wait, resume_from_cache=True)
+        longest = max(longest, len(log.read_text().splitlines()))
+    assert longest <= 2 * (1 + bench.rows) + 1 + bench.rows
+    gym = gym_of()
+    await bench.run(gym, resume_from_cache=True)
+    assert {episode.attempt for episode in gym.runs} == {6}, "no attempt was forgotten"
+    bench.check_whole()
+
+
+async def test_a_row_that_blocks_every_checkpoint_ends_in_a_terminal_row_over_restarts(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 9: lost attempts are counted over all runs, not anew by each."""
+    monkeypatch.setattr("gym_ckpt.core.collection.LOST_ATTEMPTS_MAX", 4)
+    for _ in range(3):
+        gym = await slow_gym(bench.rows)
+        gym.failing = {"row-2": ["lose", "hang"]}
+        await bench.crash(gym, lambda gym=gym: bench.until(lambda: len(gym.runs) > bench.rows), resume_from_cache=True)
+    gym = gym_of()
+    gym.failing = {"row-2": ["lose"] * 3}
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.exit_code == 1 and "1 failed" in outcome.message
+    assert [(row["rollout_id"], row["final"]) for row in bench.failures()] == [("row-2", True)]
+    assert len(bench.written()) == bench.rows - 1

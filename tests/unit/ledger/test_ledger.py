@@ -205,6 +205,8 @@ def test_an_attempt_beyond_all_reason_is_refused_before_a_million_files_are_made
     disk = new_disk()
     with pytest.raises(InvalidRequest):
         run(disk.view("one"), retire(DIR, [ep(f"r-a{LEDGER_ATTEMPTS_MAX + 1}")]))
+    with pytest.raises(InvalidRequest):
+        run(disk.view("one"), forget(DIR, [ep(f"r-a{LEDGER_ATTEMPTS_MAX + 1}")]))
     assert names(disk) == []
 
 
@@ -259,6 +261,19 @@ def test_a_delete_that_fails_is_reported_with_its_reason_and_the_others_go_on() 
     assert (done.deleted, list(done.failed)) == ([ep("b-a1")], [ep("a-a1")])
     disk.on_op = None
     assert run(disk.view("one"), discard_unstarted(DIR, done.failed)).deleted == [ep("a-a1")]
+
+
+def test_a_lock_that_cannot_be_opened_fails_a_discard_and_raises_nothing() -> None:
+    disk = new_disk()
+    put(disk, "a-a1", "c")
+    disk.on_op = lambda _owner, op, path: no_locks(op, path)
+    done = run(disk.view("one"), discard_unstarted(DIR, [ep("a-a1"), ep("b-a1")]))
+    assert (list(done.failed), done.deleted) == ([ep("a-a1"), ep("b-a1")], [])
+
+
+def no_locks(op: str, path: str) -> None:
+    if op == "try_lock":
+        raise OSError(errno.ENOLCK, "no locks", path)
 
 
 def refuse(op: str, path: str) -> None:

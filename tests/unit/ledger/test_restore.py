@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gym_ckpt.core.lineage import Poison
-from gym_ckpt.errors import InvalidRequest
+from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX
 from gym_ckpt.storage.ledger import (
     Appended,
@@ -23,6 +23,7 @@ from gym_ckpt.storage.ledger import (
 )
 from gym_ckpt.storage.ledger.names import lock_number, lock_path
 from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
 from sim.disk import SimFileSystem
 from tests.unit.ledger.given import DIR, R0, a_row, chain, ep, files, free, names, new_disk, restore
 from tests.unit.storage.driver import PowerCut, calm, run, strike
@@ -212,6 +213,24 @@ def test_one_listing_no_file_synced_and_work_that_grows_with_the_scope_alone() -
     assert counts[0]["fsync"] == 0
     assert counts[0]["fsync_dir"] == 1
     assert counts[0].total() <= 12 * 30
+
+
+def test_an_exported_state_is_parsed_back_or_refused_before_anything_is_installed() -> None:
+    saved = record(ep("r-a1"), "c0", "c1", poison=(Poison("c0", "x", "why"),))
+    state = json.loads(json.dumps(saved.state()))
+    assert Exported.parse(ep("r-a1"), state) == saved
+    assert Exported.parse(ep("r-a7"), state).rows == saved.rows
+    for episode, wrong in [
+        (ep("r-a1"), {"rows": state["rows"]}),
+        (ep("r-a1"), state | {"more": 1}),
+        (ep("r-a1"), state | {"rows": [*state["rows"], state["rows"][0]]}),
+        (ep("r-a1"), state | {"rows": [state["rows"][0] | {"cum_len": "4"}]}),
+        (ep("r"), state),
+        (ep("r-1"), state),
+        (ep("r-a1"), None),
+    ]:
+        with pytest.raises(InvalidCheckpointState):
+            Exported.parse(episode, wrong)
 
 
 @pytest.mark.parametrize("left", ["same", "longer", "other", "torn", "none"])

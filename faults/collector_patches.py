@@ -1,0 +1,119 @@
+"""The patches behind the planted bugs of rollout collection: each breaks one of the collector's rules.
+
+As in `faults.patches`. Knows the implementation from inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+from faults.patches import Patches, mutated
+from gym_ckpt.controller import startup, taking
+from gym_ckpt.controller.checkpointer import Checkpointer
+from gym_ckpt.controller.coordination import Coordination
+from gym_ckpt.controller.housekeeping import Housekeeping
+from gym_ckpt.controller.journal import DispatchLog
+from gym_ckpt.controller.rollouts import Rollouts
+from gym_ckpt.controller.taking import Taking
+from gym_ckpt.core.collection import Collection, RowState
+from gym_ckpt.core.collection_restart import DispatchHistory, Restart, plan_restart
+from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage import layout, pruning
+from gym_ckpt.storage.pruning import Pruned
+
+
+def rows_start_any_time() -> Patches:
+    def dispatchable(self: Collection) -> int:
+        ready = self._number[RowState.RESTORED] + self._number[RowState.WAITING]
+        return max(0, min(ready, self._concurrency - self._number[RowState.IN_FLIGHT]))
+
+    take = mutated(Checkpointer._closed_take, "async with shared.dispatch_gate:", "if True:")
+    return [(Collection, "dispatchable", property(dispatchable)), (Checkpointer, "_closed_take", take)]
+
+
+def retire_beside_checkpoint() -> Patches:
+    run = mutated(Housekeeping.run, "async with shared.checkpoint_lock:", "if True:")
+    batch = mutated(Collection.retire_batch, "not self._open", "True")
+    return [(Housekeeping, "run", run), (Collection, "retire_batch", batch)]
+
+
+def retire_what_replied() -> Patches:
+    old = "verdict = shared.collection.failed(episode)"
+    return [(Rollouts, "settle", mutated(Rollouts.settle, old, "verdict = shared.collection.lost(episode)"))]
+
+
+def rows_unsynced() -> Patches:
+    old = "durable=settings.checkpoint_dir is not None"
+    return [(startup, "_open_rows", mutated(startup._open_rows, old, "durable=False"))]
+
+
+def rows_not_awaited() -> Patches:
+    return [(Taking, "_commit", mutated(Taking._commit, "    await shared.rows.sync()\n", ""))]
+
+
+def dispatch_unsynced() -> Patches:
+    return [(DispatchLog, "_append", mutated(DispatchLog._append, "sync=True", "sync=False"))]
+
+
+def survivors_left() -> Patches:
+    def plan(*args: Any, **kwargs: Any) -> Restart:
+        found = plan_restart(*args, **kwargs)
+        for row in found.rows:
+            if row.state is RowState.RETIRING:
+                row.state, row.attempt = RowState.WAITING, row.attempt + 1
+        return replace(found, survivors=())
+
+    return [(startup, "plan_restart", plan)]
+
+
+def same_attempt() -> Patches:
+    def plan(*args: Any, **kwargs: Any) -> Restart:
+        found = plan_restart(*args, **kwargs)
+        for row in found.rows:
+            if row.state is RowState.RETIRING:
+                row.state = RowState.WAITING
+        return replace(found, survivors=())
+
+    return [(startup, "plan_restart", plan)]
+
+
+def stop_resumes() -> Patches:
+    old = "    prepared.leave_closed()\n"
+    return [(Taking, "_stay_closed_if_stopping", mutated(Taking._stay_closed_if_stopping, old, ""))]
+
+
+def failure_stays_closed() -> Patches:
+    old = "if not (opened.stays_closed or abandoned()):"
+    new = "if opened.live and not (opened.stays_closed or abandoned()):"
+    return [(Coordination, "prepared", mutated(Coordination.prepared, old, new))]
+
+
+class _Greedy:
+    def __init__(self, job: Job[Pruned], run_dir: str) -> None:
+        self._job = job
+        self._run_dir = run_dir
+
+    def __call__(self, fs: FileSystem) -> Generator[str, None, Pruned]:
+        done = yield from self._job(fs)
+        own = {"run.json", "collector.pid", "dispatched.jsonl", layout.LATEST, layout.CHECKPOINTS}
+        for name in fs.listdir(self._run_dir):
+            if name not in own:
+                yield "prune.unlink"
+                fs.unlink(layout.join(self._run_dir, name))
+        return done
+
+
+def prune_foreign() -> Patches:
+    return [(taking, "prune", lambda run_dir, keep: _Greedy(pruning.prune(run_dir, keep), run_dir))]
+
+
+def commit_retiring() -> Patches:
+    old = "held = [*self._in_flight, *self._queues[RowState.RESTORED]]"
+    new = "held = [*self._in_flight, *self._queues[RowState.RESTORED], *self._retiring]"
+    return [(Collection, "scope", mutated(Collection.scope, old, new))]
+
+
+def restore_given_up() -> Patches:
+    return [(DispatchHistory, "gave_up", lambda self, checkpointed: False)]
