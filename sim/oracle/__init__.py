@@ -81,7 +81,7 @@ class Oracle:
         self._lineages: Lineages | None = None
         if cluster.workload.captured:
             shelf = Shelf(world.disk, LEDGER)
-            writing = Writing(findings, shelf)
+            writing = Writing(findings, shelf, models)
             self._lineages = Lineages(findings, world.disk, shelf, writing, models)
             carried = Carried(findings, archive, world.disk, shelf, writing, models)
             self._checks = (*self._checks, writing, carried, self._lineages)

@@ -60,8 +60,9 @@ class Writing(Check):
     is being written is there. INV-43: by the time a restored attempt's call is held or begins, its marker stands.
     """
 
-    def __init__(self, findings: Findings, shelf: Shelf) -> None:
+    def __init__(self, findings: Findings, shelf: Shelf, models: frozenset[str]) -> None:
         super().__init__(findings)
+        self._models = models
         self._shelf = shelf
         self._calls: dict[int, str] = {}
         """Exchanges that are gated calls, with their capture keys, until their answer's head."""
@@ -89,6 +90,7 @@ class Writing(Check):
             "gate.withdrawn": self._withdrawn,
             "phase": self._phase,
             "retire.done": self._retired,
+            "restore.installed": self._installed,
             "collector.restored": self._restore,
         }
 
@@ -102,7 +104,7 @@ class Writing(Check):
 
     def _head(self, row: Row) -> None:
         key = self._calls.pop(row.fields["x"], None)
-        if key is None or row.fields["status"] >= 400:
+        if key is None or row.node not in self._models or row.fields["status"] >= 400:
             return
         self._heads[key] += 1
         if self._shelf.has(key + FENCE):
@@ -147,6 +149,12 @@ class Writing(Check):
             at = episode(key)
             late = at.attempt <= highest.get(at.rollout_id, -1)
             self.look(20, f"{key} is retired, and the row of {call} is being written" if late else None, row.node)
+
+    def _installed(self, row: Row) -> None:
+        """What an earlier execution of the same attempt left is gone with its rows."""
+        for each in episodes(row.fields["scope"]):
+            self._heads.pop(each.next().key, None)
+            self._unstaged.pop(each.next().key, None)
 
     def _restore(self, row: Row) -> None:
         self._restored.update(row.fields["installed"])
