@@ -21,7 +21,7 @@ from faults.plan import Plan
 from gym_ckpt.limits import LOST_ATTEMPTS_MAX
 
 FAULTS_MAX = 24
-CRASHES_MAX = 12
+CRASHES_MAX = 20
 DELAY_MAX_S = 60.0
 CHAOS_MAX_S = 120.0
 

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 EVERYTHING = "*"
-Errno = Literal["ENOSPC", "EDQUOT", "EIO", "EACCES"]
+Errno = Literal["ENOSPC", "EDQUOT", "EIO", "EACCES", "ESTALE", "EINTR"]
 Operation = Literal["prepare", "commit", "restore", "resume", "retire", "forget", "status", "started"]
 Loss = Literal["before", "after", "mid_reply", "hang", "hang_after", "refuse"]
 

@@ -3,7 +3,7 @@
 Per seed some kinds of fault are switched off entirely and the rest weighted at random, so that seeds differ in kind and
 not only in place. What is drawn then passes `faults.budget`.
 
-Must not know: how faults are carried out.
+Must not know: how faults are carried out. Long because every kind of fault has a way of its own to be drawn.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from faults import catalogue as faults
 from faults.budget import within_budget
 from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
+from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import ConfigError
 from sim.streams import stream
@@ -107,6 +109,7 @@ PROFILES: dict[str, Profile] = {
     "default": Profile({"processes": 4, "network": 3, "time": 1.5, "disk": 1.5, "signals": 1.5}, 1, 8, (3.0, 12.0)),
     "chaos": Profile({"processes": 4, "network": 4, "time": 2, "disk": 2, "signals": 2}, 6, 16, (8.0, 40.0)),
     **{area: Profile({area: 1.0}, 1, 5, (3.0, 10.0)) for area in AREAS},
+    "endurance": Profile({}, DEATHS, DEATHS, (6.0, 20.0)),
 }
 
 
@@ -119,6 +122,8 @@ def draw(seed: int, profile: str) -> Plan:
     chaos_s = round(chance.uniform(*wanted.chaos_s), 3)
     setup = _setup(chance)
     drawing = _Drawing(chance, chaos_s, setup)
+    if profile == "endurance":
+        return within_budget(endurance(chance, chaos_s, setup, lambda: drawing.restart(healing=False)))
     plan = Plan(
         setup=setup,
         chaos_s=chaos_s,
@@ -391,9 +396,7 @@ def _jump(d: _Drawing) -> Fault:
 
 def _disk_error(d: _Drawing) -> Fault:
     node, step, k = d.step()
-    return faults.DiskError(
-        node, d.chance.choice(("ENOSPC", "EDQUOT", "EIO", "EACCES")), k, d.chance.choice((1, 1, 3, 10)), step
-    )
+    return faults.DiskError(node, d.chance.choice(get_args(faults.Errno)), k, d.chance.choice((1, 1, 3, 10)), step)
 
 
 def _slow_disk(d: _Drawing) -> Fault:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from faults.endurance import HEAVY_WORKLOADS
 from gym_ckpt.wire import json
 from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
 from sim.workload import WORKLOADS, workload
@@ -45,10 +46,10 @@ def reference(number: int) -> Reference:
     Raises:
         AssertionError: it did not end well, so that there is nothing to compare with.
     """
-    return _played(number % WORKLOADS)
+    return _played(workload(number).number)
 
 
-@lru_cache(maxsize=WORKLOADS)
+@lru_cache(maxsize=WORKLOADS + HEAVY_WORKLOADS)
 def _played(number: int) -> Reference:
     world = World(0)
     cluster = Cluster(world, workload(number), Options(checkpoint=False))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from faults.endurance import HEAVY, HEAVY_WORKLOADS
 from gym_ckpt.wire import json
 from sim.streams import stream
 
 WORKLOADS = 12
-"""How many different ones there are."""
+"""How many different ones there are, besides those whose episodes differ much in length (`faults.endurance`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class Workload:
 
 
 def workload(number: int, rollouts: int = 8) -> Workload:
-    """The workload of this number (taken modulo `WORKLOADS`)."""
-    number %= WORKLOADS
+    """The workload of this number (taken modulo `WORKLOADS`; from `HEAVY` on, one with a heavy tail)."""
+    heavy = number >= HEAVY
+    number = HEAVY + number % HEAVY_WORKLOADS if heavy else number % WORKLOADS
+    prompt = _heavy_prompt if heavy else _prompt
     chance = stream(number, "workload")
     return Workload(
         number=number,
-        tasks=tuple((task_id, _prompt(chance, task_id)) for task_id in _ids(rollouts)),
+        tasks=tuple((task_id, prompt(chance, task_id)) for task_id in _ids(rollouts)),
         stream=number % 2 == 1,
         judged=number % 3 != 0,
         tokens_per_s=200.0,
@@ -57,4 +60,11 @@ def _ids(count: int) -> list[str]:
 def _prompt(chance: random.Random, task_id: str) -> str:
     turns = chance.choice((0, 1, 1, 2, 2, 3))
     tokens = chance.choice((20, 60, 120, 240))
+    return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"
+
+
+def _heavy_prompt(chance: random.Random, task_id: str) -> str:
+    """Most are over in a second or two; one in a few takes ten times as long, as a Pareto distribution has it."""
+    turns = min(18, int(chance.paretovariate(0.8)) - 1)
+    tokens = chance.choice((60, 120, 240))
     return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"

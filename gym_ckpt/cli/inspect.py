@@ -35,7 +35,7 @@ class ParticipantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: `latest`, `published` (an older one that is kept) or `partial` (never published)."""
+    """`state`: `latest`, `published` (an older one that is kept) or `partial` (never published, or half removed)."""
 
     checkpoint_id: str
     state: str
@@ -134,6 +134,8 @@ class _Found:
 def _checkpoint(fs: FileSystem, run_dir: str, name: str, published: tuple[str, ...], verify: bool) -> CheckpointView:
     directory = layout.checkpoint_dir(run_dir, name)
     state = "partial" if name not in published else "latest" if name == published[0] else "published"
+    if state == "published" and not fs.exists(layout.collection(directory)):
+        state = "partial"  # an older one that is half removed: its collection goes first
     found = _verified(fs, directory) if verify and state != "partial" else _listed(fs, directory, state)
     collection: dict[str, Any] = {}
     if state != "partial":

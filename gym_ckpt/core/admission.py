@@ -58,6 +58,8 @@ class AdmissionBook:
         self._rollouts: dict[str, dict[int, Ticket]] = {}
         self._waiting: dict[int, Ticket] = {}
         self._working: dict[int, Ticket] = {}
+        self._forgotten: set[str] = set()
+        """Rollouts forgotten while work of theirs went on, and without new work since."""
 
     @property
     def quiet(self) -> bool:
@@ -71,6 +73,7 @@ class AdmissionBook:
             StaleAttempt: the attempt is retired.
         """
         self.check(episode)
+        self._forgotten.discard(episode.rollout_id)
         self._count += 1
         ticket = Ticket(self._count, episode, State.WAITING if self.closed else State.PARKED)
         self._rollouts.setdefault(episode.rollout_id, {})[ticket.number] = ticket
@@ -101,14 +104,21 @@ class AdmissionBook:
             ticket.state = State.PARKED
             del self._working[ticket.number]
 
-    def leave(self, ticket: Ticket) -> None:
-        """The ticket's work is over, however it ended."""
+    def leave(self, ticket: Ticket) -> bool:
+        """The ticket's work is over, however it ended.
+
+        True: it was the last of a rollout that was forgotten meanwhile, so that what it left goes too (INV-39).
+        """
         self._waiting.pop(ticket.number, None)
         self._working.pop(ticket.number, None)
         of_rollout = self._rollouts[ticket.episode.rollout_id]
         del of_rollout[ticket.number]
-        if not of_rollout:
-            del self._rollouts[ticket.episode.rollout_id]
+        if of_rollout:
+            return False
+        del self._rollouts[ticket.episode.rollout_id]
+        forgotten = ticket.episode.rollout_id in self._forgotten
+        self._forgotten.discard(ticket.episode.rollout_id)
+        return forgotten
 
     def close(self) -> None:
         """No admission, no beginning, until `open`."""
@@ -141,6 +151,12 @@ class AdmissionBook:
                 if ticket.episode.attempt <= episode.attempt:
                     found[ticket.number] = ticket
         return list(found.values())
+
+    def forget(self, rollout_ids: Iterable[str]) -> list[str]:
+        """Those of these rollouts that no work goes on for; the others are forgotten when their last work leaves."""
+        rollout_ids = list(rollout_ids)
+        self._forgotten.update(rollout_id for rollout_id in rollout_ids if self.active(rollout_id))
+        return [rollout_id for rollout_id in rollout_ids if not self.active(rollout_id)]
 
     def active(self, rollout_id: str) -> bool:
         """Whether any ticket of the rollout is in the books."""

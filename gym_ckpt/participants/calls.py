@@ -117,6 +117,9 @@ class CallBook(ABC):
     async def release(self, episodes: Sequence[EpisodeId]) -> None:
         """... and what is kept elsewhere; they are retired. May be repeated. Raises `OSError`, `Unavailable`."""
 
+    def drop(self, rollout_id: str) -> None:
+        """The last work of a forgotten rollout has left: nothing of it is kept in memory."""
+
     async def forget(self, rollout_ids: Sequence[str], retired: Sequence[EpisodeId]) -> None:
         """Drop what is kept elsewhere beside the calls themselves. `retired`: the highest marked attempt of those that
         have one. May be repeated. Raises `OSError`, `Unavailable`."""

@@ -229,6 +229,11 @@ class LedgerBook(CallBook):
             await self._pay(episode)
         self.ledger.pending.forget(gone)
 
+    def drop(self, rollout_id: str) -> None:
+        for kept in (self._unused, self._owed):
+            for episode in [each for each in kept if each.rollout_id == rollout_id]:
+                del kept[episode]
+
     async def _discard_unused(self, episodes: Iterable[EpisodeId]) -> None:
         """Remove staged tokens of calls that were never delivered."""
         for episode in list(episodes):

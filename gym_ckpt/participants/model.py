@@ -169,6 +169,10 @@ class ModelParticipant(Participant):
     def free(self, episodes: Iterable[EpisodeId]) -> None:
         self.book.free(episodes)
 
+    def _forgotten_late(self, rollout_id: str) -> None:
+        super()._forgotten_late(rollout_id)
+        self.book.drop(rollout_id)
+
     async def release(self, episodes: Sequence[EpisodeId]) -> None:
         await self.book.release(episodes)
 

@@ -26,6 +26,8 @@ class Admission:
         self._opened.set()
         self._changed: anyio.Event | None = None
         self._scopes: dict[int, anyio.CancelScope] = {}
+        self.on_forgotten: Callable[[str], None] | None = None
+        """Called with a rollout that was forgotten while work of it went on, once the last of that has left."""
         self.on_change: Callable[[bool], None] | None = None
         """Called with whether admission is closed now, each time that changes."""
 
@@ -48,7 +50,8 @@ class Admission:
                 yield Pass(self, ticket)
         finally:
             del self._scopes[ticket.number]
-            self.book.leave(ticket)
+            if self.book.leave(ticket) and self.on_forgotten is not None:
+                self.on_forgotten(episode.rollout_id)
             self.notify()
         if ticket.stopping:
             raise stale(episode)

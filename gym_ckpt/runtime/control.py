@@ -19,7 +19,6 @@ from gym_ckpt.core.phases import Action, Phase, Target
 from gym_ckpt.errors import (
     DeadlineExceeded,
     ExportFailed,
-    InvalidCheckpointState,
     InvalidPhase,
     ProtocolError,
     RestartInScope,
@@ -29,7 +28,7 @@ from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
 from gym_ckpt.runtime.serialized import Serialized
-from gym_ckpt.runtime.transfer import export_scope, import_scope
+from gym_ckpt.runtime.transfer import export_scope, import_scope, not_restored
 from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire.messages import (
@@ -362,7 +361,7 @@ class ControlPlane:
                 self._discard(_targets(target))
                 await self._release(_targets(target))
                 self._apply(phases.ImportFailed(checkpoint_id))
-                outcome.fail(_refusal(self._participant, error))
+                outcome.fail(not_restored(self._participant, error))
                 return
         self._apply(phases.Installed(checkpoint_id))
         outcome.succeed(reply)
@@ -393,13 +392,3 @@ class ControlPlane:
 def _targets(target: Target) -> tuple[EpisodeId, ...]:
     """The attempts that a restore of this scope installs."""
     return tuple(episode.next() for episode in target.scope)
-
-
-def _refusal(participant: Participant, error: Exception) -> ProtocolError:
-    """What a failed import says to the controller."""
-    if isinstance(error, ProtocolError):
-        return error
-    named = f"{participant.kind} {participant.instance}"
-    if isinstance(error, OSError):
-        return Unavailable(f"{named}: checkpoint files cannot be read: {error}")
-    return InvalidCheckpointState(f"{named}: its records cannot be restored: {error!r}")

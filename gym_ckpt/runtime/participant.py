@@ -37,6 +37,7 @@ class Participant(ABC):
         self.instance = instance
         self.ports = ports
         self.admission = Admission(ports.tracer)
+        self.admission.on_forgotten = self._forgotten_late
 
     @property
     def shared(self) -> bool:
@@ -116,8 +117,11 @@ class Participant(ABC):
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         """Drop what is kept per rollout (INV-39), but for work that goes on; the control plane drops the marks."""
-        gone = {rollout_id for rollout_id in rollout_ids if not self.admission.book.active(rollout_id)}
+        gone = set(self.admission.book.forget(rollout_ids))
         self.free([episode for episode in self.live() if episode.rollout_id in gone])
+
+    def _forgotten_late(self, rollout_id: str) -> None:
+        self.free([episode for episode in self.live() if episode.rollout_id == rollout_id])
 
     def staged(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]] | None:
         """Staging keys that these records refer to, all and by capture key; None for kinds that stage nothing."""

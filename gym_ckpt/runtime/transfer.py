@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gym_ckpt.core.phases import Phase, Target
-from gym_ckpt.errors import ExportFailed, InvalidCheckpointState, NotLossless
+from gym_ckpt.errors import ExportFailed, InvalidCheckpointState, NotLossless, ProtocolError, Unavailable
 from gym_ckpt.invariants import within_scope
 from gym_ckpt.runtime.participant import Participant, Record, digests
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, instances_of, read_records, write_records
@@ -135,3 +135,13 @@ def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
         case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row:
             return EpisodeId.checked(rollout_id, attempt)
     raise InvalidCheckpointState(f"a record of {instance} has no episode or no state")
+
+
+def not_restored(participant: Participant, error: Exception) -> ProtocolError:
+    """What a failed import says to the controller."""
+    if isinstance(error, ProtocolError):
+        return error
+    named = f"{participant.kind} {participant.instance}"
+    if isinstance(error, OSError):
+        return Unavailable(f"{named}: checkpoint files cannot be read: {error}")
+    return InvalidCheckpointState(f"{named}: its records cannot be restored: {error!r}")

@@ -1,17 +1,18 @@
 """The HTML page of a run: `page.html` with the run's data in it. One file, no network, no library.
 
-Data goes in as columns, since a page may have 20,000 rows; texts are cut to what a person reads.
+Data goes in as columns, since a page may have 20,000 rows; texts are cut to what a person reads. It is ASCII: a trace
+may hold what is no text at all, lone surrogates among it, which the strict `gym_ckpt.wire.json` rightly refuses.
 
 Must not know how anything is drawn: that is the template's.
 """
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gym_ckpt.wire import json
 from sim.picture.model import Diagram, diagram
 from sim.run import Verdict
 from sim.trace import Row
@@ -24,8 +25,8 @@ _FIELD_CHARS, _ROW_CHARS = 160, 600
 def html(verdict: Verdict, command: str = "") -> bytes:
     """The page of a judged run, as far as it still has its rows; `command` brings the run back."""
     # What could end the script's element must not be in it, nor what could begin a comment.
-    data = json.dumps(data_of(diagram(verdict), command)).decode().replace("<", "\\u003c")
-    return _template().replace(DATA, data, 1).encode("utf-8", "backslashreplace")
+    data = json.dumps(data_of(diagram(verdict), command), separators=(",", ":")).replace("<", "\\u003c")
+    return _template().replace(DATA, data, 1).encode()
 
 
 @cache
@@ -102,5 +103,4 @@ def _value(value: Any) -> str:
 
 
 def _cut(text: str, chars: int) -> str:
-    text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= chars else text[: chars - 1] + "…"

@@ -12,10 +12,11 @@ Must not know how a picture is drawn.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from gym_ckpt.wire import json
 from sim.picture.model import Diagram, Message, diagram
 from sim.run import Verdict
 from sim.trace import Row
@@ -40,7 +41,8 @@ def perfetto(verdict: Verdict) -> bytes:
         "hash": verdict.hash,
         "violations": [f"{each.invariant} {each.seen}" for each in found.breaks],
     }
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}) + b"\n"
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    return json.dumps(trace, separators=(",", ":"), allow_nan=False).encode() + b"\n"  # ASCII, as in `page`
 
 
 def _pid(found: Diagram, node: str) -> int:
@@ -154,7 +156,6 @@ def _instant(found: Diagram, index: int, row: Row) -> Event:
 
 def _shown(value: Any) -> Any:
     """Numbers stay numbers; everything else is shown as text, whatever it holds."""
-    if isinstance(value, (bool, int, float)) or value is None:
+    if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    text = value if isinstance(value, str) else repr(value)
-    return text.encode(errors="backslashreplace").decode()
+    return value if isinstance(value, str) else repr(value)

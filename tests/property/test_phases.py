@@ -1,7 +1,8 @@
 """The phases of one participant against a reference model that knows only what the protocol says.
 
 The model is a handful of facts: which checkpoint is open and how far, whether admission is closed, which ids are
-resumed, until when the lease runs. The machine under test decides; the model says what must come of it.
+resumed, whether an export failed for good (INV-45), until when the lease runs. The machine under test decides; the
+model says what must come of it.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ def test_an_acknowledged_row_outlives_any_crash(journalled: bool) -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_row_whose_write_failed_is_not_there_and_harms_no_other(after: bool) -> None:
+    """INV-19, as far as the ledger goes."""
     struck = 0
     for seed in range(5):
         for call in range(12):
@@ -153,6 +154,7 @@ def test_damage_that_no_crash_makes_is_refused(line: bytes) -> None:
 
 
 def test_a_retire_fences_all_attempts_up_to_n_and_no_late_row_comes_back() -> None:
+    """INV-36, INV-31."""
     disk = new_disk()
     for key in ("r", "r-a1", "r-a2", "r-a3"):
         put(disk, key, "c0")
@@ -229,6 +231,7 @@ def test_a_marked_attempt_writes_nothing_and_starts_nothing() -> None:
 
 
 def test_the_marker_is_one_for_all_servers() -> None:
+    """INV-43."""
     disk = new_disk()
     assert free(disk.view("one"), start(DIR, ep("r-a1"))) is Start.STARTED
     assert free(disk.view("two"), start(DIR, ep("r-a1"))) is Start.AGAIN
@@ -332,7 +335,7 @@ def test_the_manifest_shows_all_there_is() -> None:
 
 def test_an_export_is_of_the_scope_by_name() -> None:
     disk = new_disk()
-    rows, _, _ = chain(ep("b"), 3)
+    rows, _, _ = chain(ep("b"), 3)  # INV-46: every staged key, by episode
     for row in rows:
         free(disk.view("one"), append_row(DIR, ep("b"), row))
     put(disk, "a", "c0")

@@ -106,7 +106,7 @@ def test_only_an_assistant_answers() -> None:
 
 
 def test_a_parent_is_looked_up_and_never_consumed() -> None:
-    """Scenario 83: a refused request's retry finds the same parent."""
+    """Scenario 83: a refused request's retry finds the same parent (INV-67)."""
     call = staged()
     row = row_for(call, answered(asked([USER]).request, SAID))
     again = asked([USER, SAID, TOOL])

@@ -1,0 +1,78 @@
+"""A file system that fails where a file says: for processes of a test, never part of the package.
+
+The file, while it is there, is JSON: `nth` call from now on that names a path with `part` in it, `errno`, and whether
+it fails `after` its effect. Once it has struck, the file is renamed to end in `.done`, and all is well until there is
+another.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from gym_ckpt.adapters import posix, system
+
+CALLS = frozenset({
+    "mkdir", "create", "append", "read_chunks", "rename", "link", "unlink", "rmdir", "listdir", "fsync_dir", "size",
+    "try_lock", "write", "fsync", "truncate",
+})  # fmt: skip
+
+
+class Strike:
+    """Counts calls down. Several threads may call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._armed: dict[str, Any] | None = None
+        self._left = 0
+        self._lock = threading.Lock()
+
+    def due(self, path: str) -> dict[str, Any] | None:
+        """What strikes the call that names `path`, if anything does."""
+        with self._lock:
+            if self._armed is None:
+                try:
+                    self._armed = json.loads(self._path.read_text())
+                except FileNotFoundError:
+                    return None
+                self._left = self._armed["nth"]
+            elif not self._path.exists():
+                self._armed = None
+                return None
+            if self._armed.get("part", "") in path:
+                self._left -= 1
+            if self._left > 0:
+                return None
+            struck, self._armed = self._armed, None
+            self._path.rename(self._path.with_suffix(".done"))
+            return struck
+
+
+class Struck:
+    """A file system, or an open file of it, whose calls a strike may fail."""
+
+    def __init__(self, real: Any, strike: Strike, path: str = "") -> None:
+        self._real, self._strike, self._path = real, strike, path
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._real, name)
+        return functools.partial(self._call, call, name) if name in CALLS else call
+
+    def _call(self, call: Any, name: str, *arguments: Any) -> Any:
+        path = self._path or str(arguments[-1] if name in ("rename", "link") else arguments[0])
+        struck = self._strike.due(path)
+        result = call(*arguments) if struck is None or struck["after"] else None
+        if struck is not None:
+            number = getattr(errno, struck["errno"])
+            raise OSError(number, f"struck with {struck['errno']} in {name}", path)
+        return Struck(result, self._strike, path) if name in ("create", "append") else result
+
+
+def strike_files(path: Path) -> None:
+    """From now on this process's disk fails as the file at `path` says."""
+    files: Any = Struck(posix.PosixFileSystem(), Strike(path))
+    vars(system)["ThreadDisk"] = functools.partial(posix.ThreadDisk, files)
