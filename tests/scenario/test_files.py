@@ -28,7 +28,7 @@ class Saying(FakeGym):
         super().__init__(thread_disk(), steps=1)
         self.results = results
 
-    async def request(self, method: str, url: str, **rest: Any) -> Reply:  # type: ignore[override]
+    async def request(self, method: str, url: str, **rest: Any) -> Reply:
         reply = await super().request(method, url, **rest)
         said = self.results.get(json.loads(rest["body"])["episode_id"]["rollout_id"])
         return reply if said is None else Reply(200, (), b'{"status":"finished","result":%s}' % said)
