@@ -65,7 +65,10 @@ async def _collect(settings: GymSettings, wanted: CollectSettings, progress: Pro
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
-    return {"exit_code": outcome.exit_code, "message": outcome.message, **msgspec.to_builtins(outcome.summary)}
+    counts = outcome.summary.counts
+    complete = counts is not None and counts.finished + counts.failed == counts.rows
+    own = {"exit_code": outcome.exit_code, "complete": complete, "message": outcome.message}
+    return {**own, **msgspec.to_builtins(outcome.summary)}
 
 
 def _print(outcome: Outcome) -> None:

@@ -70,11 +70,17 @@ def demo(rollouts: int, as_json: bool, keep: str | None) -> None:
 @cli.command()
 @CONFIG
 @click.option("--server", metavar="NAME", help="Run this one server in this process instead of all under a supervisor.")
-def serve(config: str, server: str | None) -> None:
+@click.option(
+    "--ignore-sigterm",
+    is_flag=True,
+    help="Outlive a SIGTERM that goes to every process of a job; Ctrl-C and SIGKILL end it, at once.",
+)
+def serve(config: str, server: str | None, ignore_sigterm: bool) -> None:
     """Run the servers of CONFIG, one process each, until SIGTERM.
 
     Waits until every server answers its health route and names the one that does not. SIGTERM (or Ctrl-C) drains all
-    servers and exits 0. When a server dies, the others are stopped and the exit status is 1.
+    servers and exits 0. When a server dies, the others are stopped and the exit status is 1. With --ignore-sigterm the
+    servers are there for the collector's last checkpoint when a batch system signals everything (examples/slurm).
 
     \b
     Examples:
@@ -84,9 +90,9 @@ def serve(config: str, server: str | None) -> None:
     from gym_ckpt.cli.serve import serve_all, serve_one
 
     if server is None:
-        serve_all(config)
+        serve_all(config, ignore_sigterm=ignore_sigterm)
     else:
-        serve_one(config, server)
+        serve_one(config, server, ignore_sigterm=ignore_sigterm)
 
 
 @cli.command(short_help="Collect rollouts, with checkpoints.")

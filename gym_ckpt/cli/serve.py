@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,27 +17,35 @@ from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import SIGNALLED_TOGETHER_S
 from gym_ckpt.settings import GymSettings
 
+IGNORE_SIGTERM = ("--ignore-sigterm",)
 
-def serve_all(config: str) -> None:
+
+def serve_all(config: str, *, ignore_sigterm: bool = False) -> None:
     """Run every server of `config` until SIGTERM or SIGINT. Raises `ConfigError`, `ServerDied`."""
     settings = load(config).settings
-    anyio.run(_supervise, str(Path(config).resolve()), settings)
+    anyio.run(_supervise, str(Path(config).resolve()), settings, ignore_sigterm)
 
 
-async def _supervise(config: str, settings: GymSettings) -> None:
+async def _supervise(config: str, settings: GymSettings, ignore_sigterm: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with Supervisor(_log) as servers, anyio.create_task_group() as tasks:
-            tasks.start_soon(_run_servers, servers, config, settings)
+            tasks.start_soon(_run_servers, servers, config, settings, ignore_sigterm)
             async for number in signals:
+                if ignore_sigterm:
+                    if number == signal.SIGTERM:
+                        click.echo("SIGTERM: ignored, as --ignore-sigterm says", err=True)
+                        continue
+                    await servers.kill_all()
                 click.echo(f"{number.name}: draining {len(settings.servers)} servers", err=True)
                 tasks.cancel_scope.cancel()
                 break
             await servers.stop()
 
 
-async def _run_servers(servers: Supervisor, config: str, settings: GymSettings) -> None:
+async def _run_servers(servers: Supervisor, config: str, settings: GymSettings, ignore_sigterm: bool) -> None:
     for name, server in settings.servers.items():
-        await servers.start(name, server_command(config, name, server.url))
+        command = server_command(config, name, server.url)
+        await servers.start(name, replace(command, argv=(*command.argv, *IGNORE_SIGTERM[:ignore_sigterm])))
     await servers.wait_ready()
     for name, server in settings.servers.items():
         click.echo(f"{name}: ready at {server.url}", err=True)
@@ -52,19 +61,19 @@ def _log(name: str, line: str) -> None:
     click.echo(f"[{name}] {line}", err=True)
 
 
-def serve_one(config: str, name: str) -> None:
+def serve_one(config: str, name: str, *, ignore_sigterm: bool = False) -> None:
     """Run the server `name` of `config` in this process until SIGTERM. Raises `ConfigError`."""
-    supervised = die_with_parent()
+    supervised = die_with_parent("SIGKILL" if ignore_sigterm else "SIGTERM")
     if supervised:
         shield_from_interrupt()
     settings = load(config).settings
     if name not in settings.servers:
         raise ConfigError(f"--server: {config} has no server {name!r}; {suggestion(name, settings.servers)}")
     log_to_stderr()
-    anyio.run(_serve_until_told, settings, name, supervised)
+    anyio.run(_serve_until_told, settings, name, supervised, ignore_sigterm)
 
 
-async def _serve_until_told(settings: GymSettings, name: str, supervised: bool) -> None:
+async def _serve_until_told(settings: GymSettings, name: str, supervised: bool, ignore_sigterm: bool) -> None:
     # Here and not above: the supervisor needs neither a server nor a protocol.
     from gym_ckpt.adapters.system import production_ports
     from gym_ckpt.runtime.serve import run_server
@@ -81,6 +90,6 @@ async def _serve_until_told(settings: GymSettings, name: str, supervised: bool) 
 
         tasks.start_soon(serve)
         async for number in signals:
-            if number == "SIGTERM":
+            if number == "SIGTERM" and not ignore_sigterm:
                 tasks.cancel_scope.cancel()  # which drains: see `ports.HttpServer`
                 return

@@ -62,6 +62,8 @@ class FakeGym:
         self.busy_at = 0
         self.commits: list[tuple[tuple[EpisodeId, ...], bool]] = []
         self.on_prepared: Any = None
+        self.budgets: list[tuple[float, float | None]] = []
+        """Of each prepare: for the whole checkpoint, and for the prepare."""
 
     # Data plane.
 
@@ -132,6 +134,7 @@ class FakeGym:
         prepare_s: float | None = None,
     ) -> AsyncIterator[FakeCheckpoint]:
         self._close()
+        self.budgets.append((budget_s, prepare_s))
         opened = FakeCheckpoint(self, checkpoint_id)
         try:
             self._ask("prepare", checkpoint_id)

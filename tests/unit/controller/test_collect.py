@@ -228,6 +228,9 @@ async def test_blockers_of_a_missed_prepare_are_retired_and_it_is_tried_again(be
     assert outcome.exit_code == 0, outcome.message
     assert gym.asked("retire") == [(EpisodeId("row-4"),)]
     assert EpisodeId("row-4") not in gym.commits[0][0], "its attempt is retired and its next one has not started"
+    (whole, prepare), (rest, all_of_it) = gym.budgets
+    assert prepare is not None and 199 < prepare <= 200 and 299 < whole <= 300, "so that another try has time"
+    assert all_of_it is not None and abs(all_of_it - rest) < 1 and rest < whole, "tries share checkpoint_timeout_s"
 
 
 # ------------------------------------------------------------------------------------------------ stops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -164,7 +165,8 @@ async def test_a_row_that_blocks_every_checkpoint_ends_in_a_terminal_row_over_re
     for _ in range(3):
         gym = await slow_gym(bench.rows)
         gym.failing = {"row-2": ["lose", "hang"]}
-        await bench.crash(gym, lambda gym=gym: bench.until(lambda: len(gym.runs) > bench.rows), resume_from_cache=True)
+        runs = gym.runs
+        await bench.crash(gym, partial(bench.until, lambda: len(runs) > bench.rows), resume_from_cache=True)  # noqa: B023
     gym = gym_of()
     gym.failing = {"row-2": ["lose"] * 3}
     outcome = await bench.run(gym, resume_from_cache=True)

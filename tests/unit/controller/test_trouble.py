@@ -275,3 +275,33 @@ async def test_the_summary_is_the_same_whether_or_not_the_run_was_interrupted(be
     assert interrupted.summary.figures == calm.summary.figures and calm.summary.figures.rows == bench.rows
     lines = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
     assert len({line["run_id"] for line in lines if "run_id" in line}) == 2, "each process is a run of its own"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after its effect"])
+async def test_an_error_at_every_call_of_a_start_loses_no_attempt(struck: StruckBench, after: bool) -> None:
+    """A long dispatch log is written anew at the start: whichever file a crash leaves, it knows all attempts."""
+    for _ in range(3):
+        gym = await slow_gym(struck.rows)
+        await struck.crash(gym, gym.busy.wait, resume_from_cache=True)
+    log = struck.directory / "dispatched.jsonl"
+    long = log.read_bytes()
+    assert len(long.splitlines()) > 2 * (1 + struck.rows)
+    calls = refused = 0
+    while True:
+        calls += 1
+        log.write_bytes(long)
+        struck.strikes.arm(calls, after=after)
+        gym = await slow_gym(struck.rows)
+        try:
+            await struck.crash(gym, gym.busy.wait, resume_from_cache=True)
+        except ExceptionGroup:
+            refused += 1
+        missed = not struck.strikes.struck
+        struck.strikes.arm(0, after=after)
+        assert all(episode.attempt >= 3 for episode in gym.runs)
+        attempts = [json.loads(line).get("attempt", -1) for line in log.read_bytes().splitlines() if line[-1:] == b"}"]
+        assert max(attempts) >= 2, "the attempts of the runs before are known"
+        if missed:
+            break
+    assert refused > 3 and calls > 15
+    assert len(log.read_bytes().splitlines()) < len(long.splitlines())

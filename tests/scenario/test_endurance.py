@@ -1,0 +1,55 @@
+"""Runs that are killed again and again, and episodes that hang again and again (scenarios 9 and 16)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from faults.catalogue import Lose
+from faults.inject import Injector
+from faults.plan import Plan
+from gym_ckpt.settings import EnvironmentSettings
+from gym_ckpt.wire import json
+from sim.cluster import CONTROLLER, OUTPUT, SERVERS, Cluster, Options, until
+from sim.report import screen
+from sim.run import run_seed
+from sim.workload import workload
+from sim.world import World
+
+
+def test_a_run_killed_twenty_times_ends_with_every_row_the_long_ones_too() -> None:
+    restored = 0
+    for seed in range(4):
+        verdict = run_seed(seed, "endurance", keep_all_rows=True)
+        assert verdict.ok, screen(verdict, "pytest tests/scenario/test_endurance.py")
+        assert verdict.faults["crash"] >= 10 and verdict.checked["INV-1"] and verdict.checked["INV-38"]
+        restored += sum(row.event == "collector.restored" for row in verdict.rows)
+    assert restored >= 8, "most lives were to continue a checkpoint"
+
+
+def test_episodes_that_hang_on_every_attempt_end_in_terminal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the job is stopped and started again before a time-out has passed: time worked counts on."""
+    monkeypatch.setattr("sim.cluster.MAX_ATTEMPTS", 2)
+    plan = Plan(faults=(Lose("worker", "completions", "hang", 1, 10**6),))
+    injector = Injector(1, plan, (*SERVERS, CONTROLLER), CONTROLLER)
+    world = World(1, injector)
+    cluster = Cluster(world, workload(3), Options(every_s=3.0))
+    environment = cluster.gym.servers["environment"]
+    assert isinstance(environment, EnvironmentSettings)
+    cluster.gym.servers["environment"] = msgspec.structs.replace(environment, episode_timeout_s=10.0)
+    injector.attach(world)
+
+    async def script(world: World) -> None:
+        for _ in range(12):  # each life is shorter than the time-out
+            cluster.start()
+            if await until(world, lambda: not world.nodes[CONTROLLER].alive, 7.0):
+                return
+            cluster.crash()
+
+    world.run(script, 1000.0).check()
+    assert cluster.outcome is not None and cluster.outcome.exit_code == 1, cluster.refusal
+    assert "8 failed" in cluster.outcome.message
+    failures = world.disk.tree(OUTPUT.replace(".jsonl", "_failures.jsonl"))
+    rows = [json.loads(line) for data in failures.values() for line in data.splitlines()]
+    assert len({row["rollout_id"] for row in rows if row["final"]}) == 8
+    assert all("episode_timeout_s" in row["reason"] for row in rows)

@@ -1,0 +1,48 @@
+"""Signals to a collector at every kind of moment, in the simulator (scenarios 30 and 31; INV-96)."""
+
+from __future__ import annotations
+
+import pytest
+
+from faults.catalogue import At, Crash, OnPhase, OnRow, Signal, When
+from faults.plan import Setup
+from tests.scenario.test_collection import EVERYTHING, WHOLE, play, seen
+
+MOMENTS: dict[str, When] = {
+    "before the servers are up": At(0.0),
+    "while servers are asked for their status": OnRow("net.arrived", 2),
+    "as the first row is sent": OnRow("collector.dispatch", 1),
+    "as a checkpoint opens": OnRow("collector.checkpoint_opened", 1),
+    "in the middle of prepare": OnPhase("preparing", 3),
+    "in the middle of the commit": OnPhase("committed", 3),
+    "when it is published": OnRow("collector.published", 1),
+    "while the last row finishes": OnRow("collector.settled", 8),
+    "when the last row is written": OnRow("collector.row", 8),
+}
+
+
+@pytest.mark.parametrize("when", MOMENTS.values(), ids=MOMENTS)
+@pytest.mark.parametrize("again_s", [None, 0.0, 0.05], ids=["once", "twice at once", "twice"])
+def test_sigterm_ends_the_run_in_order_and_the_next_one_loses_nothing(when: When, again_s: float | None) -> None:
+    verdict = play(Signal("SIGTERM", when, again_s), setup=Setup(workload=3, every_s=0.9))
+    assert seen(verdict, "collector.signal"), "the signal was to come while there was a collector"
+    first = seen(verdict, "collector.exit")[0].fields
+    assert first["status"] in ((0,) if again_s is None else (0, 143)), first
+    assert first["message"].startswith(("stopped", "all 8 rows")), first
+
+
+@pytest.mark.parametrize("when", MOMENTS.values(), ids=MOMENTS)
+def test_sigusr1_leads_to_a_checkpoint_and_the_run_goes_on(when: When) -> None:
+    verdict = play(Signal("SIGUSR1", when, 0.0), setup=Setup(workload=3))
+    assert len(seen(verdict, "collector.exit")) == 1, "no signal of this kind ends a run"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_signal_in_the_middle_of_a_restore(name: str, k: int) -> None:
+    lost = Crash(EVERYTHING, OnRow("collector.published"), WHOLE)
+    signal = Signal("SIGTERM" if name == "SIGTERM" else "SIGUSR1", OnRow("restore.installed", k))
+    verdict = play(lost, signal)
+    assert seen(verdict, "collector.signal")
+    if name == "SIGTERM":
+        assert "is still in force" in seen(verdict, "collector.exit")[0].fields["message"]
