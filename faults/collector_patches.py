@@ -5,6 +5,7 @@ As in `faults.patches`. Knows the implementation from inside.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -87,7 +88,8 @@ def stop_resumes() -> Patches:
 def failure_stays_closed() -> Patches:
     old = "if not (opened.stays_closed or abandoned()):"
     new = "if opened.live and not (opened.stays_closed or abandoned()):"
-    return [(Coordination, "prepared", mutated(Coordination.prepared, old, new))]
+    prepared = mutated(inspect.unwrap(Coordination.prepared), old, new)
+    return [(Coordination, "prepared", prepared)]
 
 
 class _Greedy:

@@ -3,7 +3,7 @@
 Per seed some kinds of fault are switched off entirely and the rest weighted at random, so that seeds differ in kind and
 not only in place. What is drawn then passes `faults.budget`.
 
-Must not know: how faults are carried out. Long because every kind of fault has a way of its own to be drawn.
+Long because each kind of fault has its few lines here. Must not know: how faults are carried out.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 PARENT_PID = "GYM_CKPT_PARENT_PID"
@@ -125,6 +126,23 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("gym_ckpt").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+
+
+def log_through(write: Callable[[str], None]) -> None:
+    """Warnings only, each given to `write`: a program that has the screen shows them without breaking its picture."""
+    handler = _Writing(write)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
+
+
+class _Writing(logging.Handler):
+    def __init__(self, write: Callable[[str], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._write(self.format(record))
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:

@@ -10,7 +10,7 @@ import anyio
 import click
 import msgspec
 
-from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, shield_from_interrupt
+from gym_ckpt.adapters.host import die_with_parent, log_through, log_to_stderr, shield_from_interrupt
 from gym_ckpt.adapters.system import NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.left_closed import FreshCoordination
@@ -38,8 +38,12 @@ def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
         if resume and wanted.checkpoint_dir is None:
             raise ConfigError("--resume: needs collect.checkpoint_dir")
         wanted = msgspec.structs.replace(wanted, resume_from_cache=resume)
-    log_to_stderr()
-    outcome = anyio.run(functools.partial(_collect, settings, wanted, _progress(as_json)))
+    progress = _progress(as_json)
+    if isinstance(progress, RichProgress):
+        log_through(progress.message)  # what its events say, its messages say for people
+    else:
+        log_to_stderr()
+    outcome = anyio.run(functools.partial(_collect, settings, wanted, progress))
     if as_json:
         click.echo(encode(_summary(outcome)).decode())
     else:
@@ -73,6 +77,13 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 
 def _print(outcome: Outcome) -> None:
     click.echo(outcome.message)
+    summary = outcome.summary
+    if summary.continued or summary.restarted or summary.checkpoints:
+        published = f", {len(summary.checkpoints)} checkpoints published" if summary.checkpoints else ""
+        click.echo(
+            f"  this run: {summary.continued} rows continued from a checkpoint, {summary.restarted} in flight before "
+            f"started over from input{published}"
+        )
     for name, metric in outcome.summary.figures.metrics.items():
         if metric.mean is not None:
             between = f"{metric.low:.6g} to {metric.high:.6g}"
