@@ -87,7 +87,8 @@ class Delivered(Check):
     def _restored(self, row: Row) -> None:
         for (kind, _), held in self._archive.contents(row.fields["checkpoint_id"]).records.items():
             if kind == Kind.AGENT:
-                self._done.update({each.next().key: len(state["state"]["calls"]) for each, state in held.items()})
+                done = {each.next().key: len(state["state"]["calls"]) for each, state in held.items()}
+                self._done.update({key: done[key] for key in row.fields["installed"] if key in done})
 
 
 def _rows(contents: Contents) -> list[str]:
