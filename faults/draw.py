@@ -20,12 +20,12 @@ from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import ConfigError
 from sim.streams import stream
+from sim.workload import WORKLOADS, workload
 
 SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
-PARTICIPANTS = SERVERS[:-1]
+SECOND_POLICY = "policy2"
+"""Where tokens are captured."""
 CONTROLLER = "controller"
-NODES = (*SERVERS, CONTROLLER)
-WORKLOADS = 12
 
 POINTS = (
     "agent.boundary", "collector.before_checkpoint", "collector.before_commit", "collector.before_dispatch_log",
@@ -37,12 +37,13 @@ POINTS = (
     "coordination.before_commit", "coordination.before_forget", "coordination.before_prepare",
     "coordination.before_renew", "coordination.before_restore", "coordination.before_resume",
     "coordination.before_retire", "coordination.stage_prepared", "environment.boundary", "gate.before_start",
-    "gate.row_written", "resources.after_effect", "resources.before_effect", "restore.installed", "retire.marked",
+    "gate.row_written", "gate.staged", "resources.after_effect", "resources.before_effect", "restore.installed",
+    "retire.marked",
 )  # fmt: skip
 """Named points of `gym_ckpt`; `tests/unit/faults` compares them with the code."""
 MANY = frozenset({
     "agent.boundary", "collector.before_output", "collector.output_written", "collector.replied",
-    "environment.boundary", "gate.before_start", "gate.row_written", "resources.after_effect",
+    "environment.boundary", "gate.before_start", "gate.row_written", "gate.staged", "resources.after_effect",
     "resources.before_effect",
 })  # fmt: skip
 """Points that a run comes by often."""
@@ -82,6 +83,12 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "records.look", "records.create", "records.record", "records.write", "records.fsync", "records.rename",
         "records.sync_dir", "records.publish", "records.sync_manifest", "records.read", "records.read_manifest",
         "files.mkdir", "files.sync_parent", "files.create", "files.write", "files.fsync",
+    ),
+    "ledger": (
+        "ledger.lock", "ledger.check", "ledger.read", "ledger.open", "ledger.sync_dir", "ledger.write", "ledger.fsync",
+        "ledger.export", "ledger.list", "ledger.clear", "ledger.import", "ledger.retire", "ledger.fence",
+        "ledger.remove", "ledger.start", "ledger.discard", "tokens.look", "tokens.rename", "tokens.sync_dir",
+        "records.list",
     ),
 }  # fmt: skip
 
@@ -187,6 +194,16 @@ class _Drawing:
         self.chance = chance
         self.chaos_s = chaos_s
         self.setup = setup
+        self.policies: tuple[str, ...] = ("policy",)
+        self.servers: tuple[str, ...] = SERVERS
+        if workload(setup.workload).captured:
+            self.policies, self.servers = ("policy", SECOND_POLICY), (*SERVERS, SECOND_POLICY)
+        self.participants = tuple(name for name in self.servers if name != "worker")
+        self.nodes = (*self.servers, CONTROLLER)
+
+    def policy(self) -> str:
+        """One of the policy-model servers."""
+        return self.chance.choice(self.policies)
 
     def time(self) -> float:
         """Some time in the chaos, more often early: an undisturbed run takes about four seconds."""
@@ -232,7 +249,9 @@ class _Drawing:
     def step(self) -> tuple[str, str, int]:
         """A node, a disk step of it (or any), and which time."""
         chance = self.chance
-        node = CONTROLLER if chance.random() < 0.6 else chance.choice(PARTICIPANTS)
+        if self.policies[1:] and chance.random() < 0.35:
+            return self.policy(), chance.choice(STEPS["ledger"]), chance.randint(1, 24)
+        node = CONTROLLER if chance.random() < 0.6 else chance.choice(self.participants)
         if chance.random() < 0.25:
             return node, "", chance.randint(1, 120)
         steps = STEPS[CONTROLLER if node == CONTROLLER else "participant"]
@@ -243,9 +262,10 @@ class _Drawing:
         chance = self.chance
         n = chance.choice((1, 1, 1, 2, 3, 8))
         if chance.random() < 0.45:
-            dst, route = chance.choice((*PARTICIPANTS, EVERYTHING)), chance.choice(tuple(CONTROL))
+            dst, route = chance.choice((*self.participants, EVERYTHING)), chance.choice(tuple(CONTROL))
             return dst, route, chance.randint(1, CONTROL[route] * (5 if dst == EVERYTHING else 1)), n
         dst, route, count = chance.choice(DATA)
+        dst = self.policy() if dst == "policy" else dst
         return dst, route, chance.randint(1, count), n
 
 
@@ -254,7 +274,7 @@ def _everything(d: _Drawing) -> Fault:
 
 
 def _one(d: _Drawing) -> Fault:
-    return faults.Crash((d.chance.choice(NODES),), d.when(), d.restart(), silent=d.chance.random() < 0.15)
+    return faults.Crash((d.chance.choice(d.nodes),), d.when(), d.restart(), silent=d.chance.random() < 0.15)
 
 
 def _controller(d: _Drawing) -> Fault:
@@ -288,11 +308,11 @@ def _in_restore(d: _Drawing) -> tuple[Fault, ...]:
         after = round(chance.choice((0.0, chance.uniform(0.0, 6.0), chance.uniform(5.0, 36.0))), 3)
         again = faults.CrashAtProbe(point, 1, Restart("alone", after))
     if chance.random() < 0.4:
-        dst = chance.choice(PARTICIPANTS)
+        dst = chance.choice(d.participants)
         how: faults.Loss = chance.choice(("hang", "refuse", "hang_after", "after"))
         return lost, faults.Lose(dst, "restore", how, 1, chance.choice((1, 3, 30)))
     if chance.random() < 0.3:
-        node, step = chance.choice(PARTICIPANTS), chance.choice(("records.read", "records.read_manifest"))
+        node, step = chance.choice(d.participants), chance.choice(("records.read", "records.read_manifest"))
         return lost, faults.DiskError(node, "EIO", 1, chance.choice((1, 2, 40)), step)
     return lost, again
 
@@ -307,12 +327,12 @@ def _survivors(d: _Drawing) -> tuple[Fault, ...]:
 def _slow_write(d: _Drawing) -> Fault:
     """A participant's write takes so long that its checkpoint is given up meanwhile."""
     step = d.chance.choice(("records.create", "records.record", "records.write", "records.fsync", "records.rename"))
-    return faults.SlowDisk(d.chance.choice(PARTICIPANTS), d.overrun(), d.chance.randint(1, 3), step=step)
+    return faults.SlowDisk(d.chance.choice(d.participants), d.overrun(), d.chance.randint(1, 3), step=step)
 
 
 def _slow(d: _Drawing) -> Fault:
     return faults.Slow(
-        d.chance.choice(NODES), d.time(), round(d.chance.uniform(0.1, 4.0), 3), round(d.chance.uniform(0.01, 1.5), 3)
+        d.chance.choice(d.nodes), d.time(), round(d.chance.uniform(0.1, 4.0), 3), round(d.chance.uniform(0.01, 1.5), 3)
     )
 
 
@@ -341,14 +361,14 @@ def _jitter(d: _Drawing) -> Fault:
 
 def _partition(d: _Drawing) -> Fault:
     chance = d.chance
-    ends = chance.choice((*NODES, EVERYTHING)), chance.choice(SERVERS)
+    ends = chance.choice((*d.nodes, EVERYTHING)), chance.choice(d.servers)
     return faults.Partition(*ends, d.time(), round(chance.uniform(0.1, 6.0), 3), silent=chance.random() < 0.5)
 
 
 def _overrun(d: _Drawing) -> Fault:
     chance = d.chance
     operation = chance.choice(OVERRUN)
-    dst = "policy" if operation == "started" else chance.choice((*PARTICIPANTS, EVERYTHING))
+    dst = d.policy() if operation == "started" else chance.choice((*d.participants, EVERYTHING))
     return faults.Overrun(
         operation,
         dst,
@@ -361,24 +381,22 @@ def _overrun(d: _Drawing) -> Fault:
 
 def _offset(d: _Drawing) -> Fault:
     return faults.ClockOffset(
-        d.chance.choice(NODES), round(d.chance.choice((-1, 1)) * d.chance.uniform(0.5, 5000.0), 3)
+        d.chance.choice(d.nodes), round(d.chance.choice((-1, 1)) * d.chance.uniform(0.5, 5000.0), 3)
     )
 
 
 def _drift(d: _Drawing) -> Fault:
-    return faults.ClockDrift(d.chance.choice(NODES), round(d.chance.uniform(-0.2, 0.2), 4))
+    return faults.ClockDrift(d.chance.choice(d.nodes), round(d.chance.uniform(-0.2, 0.2), 4))
 
 
 def _jump(d: _Drawing) -> Fault:
     seconds = round(d.chance.choice((-1, 1)) * d.chance.choice((0.5, 20.0, 4000.0)) * d.chance.uniform(0.5, 1.5), 3)
-    return faults.ClockJump(d.chance.choice(NODES), seconds, d.when())
+    return faults.ClockJump(d.chance.choice(d.nodes), seconds, d.when())
 
 
 def _disk_error(d: _Drawing) -> Fault:
     node, step, k = d.step()
-    return faults.DiskError(
-        node, d.chance.choice(get_args(faults.Errno)), k, d.chance.choice((1, 1, 3, 10)), step
-    )
+    return faults.DiskError(node, d.chance.choice(get_args(faults.Errno)), k, d.chance.choice((1, 1, 3, 10)), step)
 
 
 def _slow_disk(d: _Drawing) -> Fault:

@@ -180,7 +180,7 @@ class Injector:
 
     def _crash(self, fault: faults.Crash) -> None:
         names = self._everyone if EVERYTHING in fault.nodes else fault.nodes
-        alive = [name for name in names if self.world.nodes[name].alive]
+        alive = [name for name in names if name in self._everyone and self.world.nodes[name].alive]
         if alive:
             self._count(fault, alive[0] if len(alive) == 1 else "")
         self._down(alive, fault.restart, silent=fault.silent)

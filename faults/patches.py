@@ -24,8 +24,9 @@ from gym_ckpt.core.collection_restart import Restart, plan_restart
 from gym_ckpt.core.coordination import Member
 from gym_ckpt.core.marks import Marks
 from gym_ckpt.errors import CoordinationError
-from gym_ckpt.participants import model, resources
+from gym_ckpt.participants import resources
 from gym_ckpt.participants.environment import EnvironmentParticipant
+from gym_ckpt.participants.gate import GatedCall
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.runtime import control, transfer
 from gym_ckpt.runtime.admission import Admission
@@ -119,20 +120,20 @@ def admit_while_closed() -> Patches:
 
 
 def deliver_held_responses() -> Patches:
-    new = "None if self.participant.admission.book.closed else await self.work.begin()"
-    return [(model._Call, "start", mutated(model._Call.start, "await self.work.begin()", new))]
+    new = "None if self.admission.book.closed else await self.work.begin()"
+    return [(GatedCall, "start", mutated(GatedCall.start, "await self.work.begin()", new))]
 
 
 def row_before_leave() -> Patches:
     old = """    await self.work.begin()
-    if row is not None:
-        self.participant.add_row(self.episode, row)
+    if entry is not None:
+        await self.book.book(entry)
 """
-    new = """    if row is not None:
-        self.participant.add_row(self.episode, row)
+    new = """    if entry is not None:
+        await self.book.book(entry)
     await self.work.begin()
 """
-    return [(model._Call, "start", mutated(model._Call.start, old, new))]
+    return [(GatedCall, "start", mutated(GatedCall.start, old, new))]
 
 
 def mark_after_stop() -> Patches:

@@ -170,6 +170,9 @@ LEDGER_LOCK_BUDGET_S: Final = 20.0
 """How long a row, a marker or a batch waits for locks that other processes hold."""
 LEDGER_LINE_MAX_BYTES: Final = 1024 * 1024
 """One row, or one reason for poison; they hold digests and keys, never tokens."""
+POISON_DETAIL_MAX_CHARS: Final = 500
+ANSWER_MAX_BYTES: Final = 64 * 1024 * 1024
+"""An answer whose tokens are captured is held whole up to this; a longer one is passed on and poisons its rollout."""
 LEDGER_ATTEMPTS_MAX: Final = 10_000
 """Attempts of one rollout that a retire fences, each with a file of its own."""
 STAGED_MAX_BYTES: Final = 1024 * 1024 * 1024

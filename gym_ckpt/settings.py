@@ -51,15 +51,21 @@ class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind",
 class AgentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="agent"):
     """An agent server: a loop of model call and tool calls.
 
-    `model`: name of the policy-model server. `max_steps`: model calls per session. `max_tokens`: of one model call.
+    `model`: name of the policy-model server, or of several: each rollout keeps to one. `max_steps`: model calls per
+    session. `max_tokens`: of one model call.
     """
 
     kind: ClassVar[Kind] = Kind.AGENT
     url: str
-    model: str
+    model: str | Annotated[tuple[str, ...], Meta(min_length=1)]
     max_steps: Count = 20
     stream: bool = False
     max_tokens: Count | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the policy-model servers, in configured order."""
+        return (self.model,) if isinstance(self.model, str) else self.model
 
 
 class ResourcesSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="resources"):
@@ -71,11 +77,17 @@ class ResourcesSettings(Settings, frozen=True, kw_only=True, tag_field="kind", t
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="model"):
-    """A policy-model server. `workers`: inference servers, by their names here or by url."""
+    """A policy-model server. `workers`: inference servers, by their names here or by url.
+
+    `ledger_dir`: turns token capture on: the directory of the capture ledger, which all model servers of a gym share.
+    `token_dir`: the token store's, `<ledger_dir>/tokens` when unset.
+    """
 
     kind: ClassVar[Kind] = Kind.MODEL
     url: str
     workers: Annotated[tuple[str, ...], Meta(min_length=1)]
+    ledger_dir: str | None = None
+    token_dir: str | None = None
 
 
 class InferenceSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="inference"):
@@ -142,6 +154,10 @@ class GymSettings(Settings, frozen=True, kw_only=True):
     def worker_urls(self, model: ModelSettings) -> tuple[str, ...]:
         """Urls of a policy-model server's inference workers, in configured order."""
         return tuple(self.servers[worker].url if worker in self.servers else worker for worker in model.workers)
+
+    def models(self) -> tuple[str, ...]:
+        """Names of the policy-model servers, sorted: those among which the rollouts of a ledger are shared out."""
+        return tuple(sorted(name for name, server in self.servers.items() if isinstance(server, ModelSettings)))
 
     def participants(self) -> dict[str, ServerSettings]:
         """The servers that own checkpointable state, by name in configured order."""

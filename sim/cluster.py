@@ -36,7 +36,9 @@ from sim.world import World
 TOKEN = "simulated"
 CONTROLLER = "controller"
 SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
-RUN_DIR, INPUT, OUTPUT = "/run", "/data/tasks.jsonl", "/data/rows.jsonl"
+SECOND_POLICY = "policy2"
+"""Where tokens are captured: another policy-model server, which shares the ledger."""
+RUN_DIR, INPUT, OUTPUT, LEDGER = "/run", "/data/tasks.jsonl", "/data/rows.jsonl", "/ledger"
 FOREIGN = tuple(f"{RUN_DIR}/{name}" for name in ("notes.txt", "notes.tmp", "LATEST.bak", "records-0.jsonl"))
 """Files of somebody else in the run's directory; some look like the run's own."""
 MAX_ATTEMPTS = 1000
@@ -70,9 +72,16 @@ class Quiet:
     def stop(self) -> None: ...
 
 
+def servers_of(workload: Workload) -> tuple[str, ...]:
+    """The nodes of the workload's cluster, without the controller."""
+    return (*SERVERS, SECOND_POLICY) if workload.captured else SERVERS
+
+
 def settings_of(workload: Workload, options: Options) -> GymSettings:
     """The configuration of the simulated gym."""
-    urls = {name: f"http://{name}:80" for name in SERVERS}
+    urls = {name: f"http://{name}:80" for name in servers_of(workload)}
+    ledger_dir = LEDGER if workload.captured else None
+    models = [name for name in ("policy", SECOND_POLICY) if name in urls]
     return GymSettings(
         control_token=TOKEN,
         checkpoint=CheckpointSettings(grace_s=options.grace_s) if options.checkpoint else None,
@@ -83,10 +92,10 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
                 resources="inventory",
                 verifier="verifier" if workload.judged else None,
             ),
-            "agent": AgentSettings(url=urls["agent"], model="policy", stream=workload.stream),
+            "agent": AgentSettings(url=urls["agent"], model=tuple(models), stream=workload.stream),
             "inventory": ResourcesSettings(url=urls["inventory"], gym="inventory"),
             "verifier": ResourcesSettings(url=urls["verifier"], gym="answer"),
-            "policy": ModelSettings(url=urls["policy"], workers=("worker",)),
+            **{name: ModelSettings(url=urls[name], workers=("worker",), ledger_dir=ledger_dir) for name in models},
             "worker": InferenceSettings(url=urls["worker"], tokens_per_s=workload.tokens_per_s, step_tokens=40),
         },
     )
@@ -105,14 +114,15 @@ class Cluster:
         self.lives = 0
         """Lives of the controller so far."""
         world.network.shown = {CALL_ID: "call"}  # whose call of the model a message is, for the pictures
-        for name in SERVERS:
+        self.servers = servers_of(workload)
+        for name in self.servers:
             world.add_node(name, self._server(name))
         world.add_node(CONTROLLER, self._controller)
         self._lay_out()
 
     def _lay_out(self) -> None:
         disk = self.world.disk
-        for path in ("/data", RUN_DIR):
+        for path in ("/data", RUN_DIR, *((LEDGER,) if self.workload.captured else ())):
             disk.make_dirs(path)
         files = disk.view("operator")
         tasks = files.create(INPUT)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from sim.cluster import CONTROLLER, SERVERS, Cluster
+from sim.cluster import CONTROLLER, Cluster
 from sim.trace import Row
 from sim.world import World
 
@@ -53,12 +53,12 @@ class Keeper:
         self._healed = True
         if whole and not self.complete:
             self._restart_whole()
-        for name in (*SERVERS, CONTROLLER):
+        for name in (*self._cluster.servers, CONTROLLER):
             if name not in self._due and not self._whole_due:
                 self._start(name)
 
     def _saw(self, row: Row) -> None:
-        if not self._restarting and row.node in (*SERVERS, CONTROLLER):
+        if not self._restarting and row.node in (*self._cluster.servers, CONTROLLER):
             self._went_down(row.node)
 
     def _went_down(self, name: str) -> None:
@@ -84,13 +84,13 @@ class Keeper:
         """The job is killed and starts again."""
         self._whole_due = False
         if self.complete:  # nothing to requeue for; what is down comes up all the same
-            for name in SERVERS:
+            for name in self._cluster.servers:
                 self._start(name)
             return
         self._restarting = True
-        for name in (*SERVERS, CONTROLLER):
+        for name in (*self._cluster.servers, CONTROLLER):
             self._world.nodes[name].crash()
             self._comeback(name)  # whatever a fault had meant for this death, it is over
         self._restarting = False
-        for name in (*SERVERS, CONTROLLER):
+        for name in (*self._cluster.servers, CONTROLLER):
             self._start(name)

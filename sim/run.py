@@ -24,7 +24,7 @@ from faults.draw import draw
 from faults.inject import Injector
 from faults.plan import Plan
 from gym_ckpt.ports import Ports
-from sim.cluster import CONTROLLER, SERVERS, Cluster, Options, until
+from sim.cluster import CONTROLLER, Cluster, Options, servers_of, until
 from sim.determinism import park
 from sim.keeper import Comeback, Keeper
 from sim.oracle import Oracle, Violation
@@ -102,7 +102,7 @@ class _Run:
     ) -> None:
         setup = plan.setup
         self._seed, self._profile, self._plan = seed, profile, plan
-        self._injector = Injector(seed, plan, (*SERVERS, CONTROLLER), CONTROLLER)
+        self._injector = Injector(seed, plan, (*servers_of(workload(setup.workload)), CONTROLLER), CONTROLLER)
         self._world = World(seed, self._injector, keep_all_rows=keep_all_rows, tail=TAIL, journalled=setup.journalled)
         options = Options(every_s=setup.every_s, timeout_s=setup.timeout_s, keep=setup.keep, grace_s=setup.grace_s)
         self._cluster = Cluster(self._world, workload(setup.workload), options)

@@ -18,7 +18,7 @@ WORKLOADS = 12
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`tasks`: id → prompt. `tokens_per_s`: of one generation."""
+    """`tasks`: id → prompt. `tokens_per_s`: of one generation. `captured`: two policy servers share a ledger."""
 
     number: int
     tasks: tuple[tuple[str, str], ...]
@@ -26,6 +26,7 @@ class Workload:
     judged: bool
     tokens_per_s: float
     concurrency: int
+    captured: bool = False
 
     def input(self) -> bytes:
         """The input file of the collection run."""
@@ -46,6 +47,7 @@ def workload(number: int, rollouts: int = 8) -> Workload:
         judged=number % 3 != 0,
         tokens_per_s=200.0,
         concurrency=rollouts if number % 4 else max(2, rollouts // 2),
+        captured=number % 4 in (1, 2),
     )
 
 

@@ -19,10 +19,10 @@ from gym_ckpt.adapters.host import environment_variable
 from gym_ckpt.cli.config_checks import check_whole
 from gym_ckpt.cli.config_types import typed_settings
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.settings import GymSettings
+from gym_ckpt.settings import GymSettings, ModelSettings, ServerSettings
 
 PATH_KEYS = ("input", "output", "checkpoint_dir")
-"""Keys of `collect` that name files; relative ones are relative to the configuration's folder."""
+"""Keys of `collect` that name files; relative ones, as a model server's, are relative to its folder."""
 MASKED = "********"
 
 
@@ -94,6 +94,8 @@ def _parse_yaml(path: Path, text: str) -> Mapping[str, Any]:
 
 def with_paths(settings: GymSettings, folder: Path) -> GymSettings:
     """The settings with every path absolute."""
+    servers = {name: _placed(server, folder) for name, server in settings.servers.items()}
+    settings = msgspec.structs.replace(settings, servers=servers)
     if settings.collect is None:
         return settings
     changed = {}
@@ -102,6 +104,14 @@ def with_paths(settings: GymSettings, folder: Path) -> GymSettings:
         if value is not None:
             changed[key] = str(folder / value)
     return msgspec.structs.replace(settings, collect=msgspec.structs.replace(settings.collect, **changed))
+
+
+def _placed(server: ServerSettings, folder: Path) -> ServerSettings:
+    if not isinstance(server, ModelSettings) or server.ledger_dir is None:
+        return server
+    ledger_dir = str(folder / server.ledger_dir)
+    token_dir = None if server.token_dir is None else str(folder / server.token_dir)
+    return msgspec.structs.replace(server, ledger_dir=ledger_dir, token_dir=token_dir)
 
 
 def with_token(settings: GymSettings) -> GymSettings:

@@ -26,6 +26,7 @@ def check_whole(settings: GymSettings) -> None:
     _names_and_urls(settings)
     for name, server in settings.servers.items():
         _references(settings, name, server)
+    _one_ledger(settings)
     _collect(settings)
 
 
@@ -61,7 +62,7 @@ def _references(settings: GymSettings, name: str, server: ServerSettings) -> Non
             if server.verifier is not None:
                 _refers(settings, f"{path}.verifier", server.verifier, ResourcesSettings)
         case AgentSettings():
-            _refers(settings, f"{path}.model", server.model, ModelSettings)
+            _models(settings, name, server)
         case ModelSettings():
             for index, worker in enumerate(server.workers):
                 where = f"{path}.workers[{index}]"
@@ -71,10 +72,50 @@ def _references(settings: GymSettings, name: str, server: ServerSettings) -> Non
                     _refers(settings, where, worker, InferenceSettings)
             if len(set(settings.worker_urls(server))) < len(server.workers):
                 raise ConfigError(f"{path}.workers: names a worker twice")
+            if server.token_dir is not None and server.ledger_dir is None:
+                raise ConfigError(f"{path}.token_dir: needs {path}.ledger_dir: without a ledger nothing is captured")
         case ResourcesSettings():
             _known_gym(f"{path}.gym", server.gym)
         case InferenceSettings():
             pass
+
+
+def _models(settings: GymSettings, name: str, agent: AgentSettings) -> None:
+    """INV-21: with checkpointing on, every model server that an agent names stands behind the gate."""
+    for index, model in enumerate(agent.models):
+        path = f"servers.{name}.model" + ("" if isinstance(agent.model, str) else f"[{index}]")
+        found = settings.servers.get(model)
+        if settings.checkpoint is not None and isinstance(found, InferenceSettings):
+            gated = [each for each in settings.models() if model in _workers(settings, each)] or settings.models()
+            raise ConfigError(
+                f"{path}: agent {name!r} would call {model!r} past the gate, and a checkpoint would miss what it "
+                f"generates; {suggestion(model, gated)}: a policy-model server, of kind model"
+            )
+        _refers(settings, path, model, ModelSettings)
+    if len(set(agent.models)) < len(agent.models):
+        raise ConfigError(f"servers.{name}.model: names a server twice")
+
+
+def _workers(settings: GymSettings, name: str) -> tuple[str, ...]:
+    model = settings.servers[name]
+    return model.workers if isinstance(model, ModelSettings) else ()
+
+
+def _one_ledger(settings: GymSettings) -> None:
+    """All model servers of a gym share one ledger and one token store, or none captures."""
+    first: tuple[str, ModelSettings] | None = None
+    for name, server in settings.servers.items():
+        if not isinstance(server, ModelSettings):
+            continue
+        if first is None:
+            first = name, server
+        for key in ("ledger_dir", "token_dir"):
+            ours, theirs = getattr(server, key), getattr(first[1], key)
+            if ours != theirs:
+                raise ConfigError(
+                    f"servers.{name}.{key}: is {ours!r} and that of servers.{first[0]} is {theirs!r}: the model "
+                    "servers of a gym share one, or none has it"
+                )
 
 
 def _known_gym(path: str, gym: str) -> None:

@@ -19,8 +19,20 @@ import msgspec
 from gym_ckpt.adapters.host import end_cleanly_at_sigterm, monotonic
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.supervisor import Supervisor
-from gym_ckpt.cli.demo_figures import Figures, Saved, compare, effects, judge, lost_calls, read_saved, repeated_calls
-from gym_ckpt.cli.demo_gym import DemoFailed, DemoGym, write_tasks
+from gym_ckpt.cli.demo_figures import (
+    Figures,
+    Lineages,
+    Saved,
+    compare,
+    effects,
+    judge,
+    lineages,
+    lost_calls,
+    read_saved,
+    repeated_calls,
+    saved_tokens,
+)
+from gym_ckpt.cli.demo_gym import POLICIES, DemoFailed, DemoGym, write_tasks
 from gym_ckpt.cli.demo_table import table
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import DEMO_DEEPEN_S, DEMO_POLL_S, DEMO_RUN_ON_S, DEMO_WAIT_S
@@ -70,7 +82,7 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
     reference.prepare(rollouts)
     gym.prepare(rollouts)
     began = monotonic()
-    _say(f"starting two gyms of seven processes each for {rollouts} rollouts: one is the undisturbed reference")
+    _say(f"starting two gyms of eight processes each for {rollouts} rollouts: one is the undisturbed reference")
     async with HttpxClient() as http, Supervisor(gym.log) as servers, Supervisor(reference.log) as undisturbed:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(gym.start_servers, servers)
@@ -96,6 +108,7 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
         _say("everything is started again; the collector restores and goes on")
         await gym.finish_collector(servers)
         after = await gym.worker_statistics(http)
+        verified = lineages(gym.rows(), await gym.verified(http))
         await reference.finish_collector(undisturbed)
         _say("both gyms have finished; comparing")
         return _figures(
@@ -104,6 +117,7 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
             before,
             saved,
             made_after=after["calls"],
+            verified=verified,
             killed=killed,
             in_flight=in_flight,
             published=published,
@@ -127,6 +141,7 @@ def _figures(
     saved: Saved,
     *,
     made_after: int,
+    verified: Lineages,
     killed: int,
     in_flight: int,
     published: dict[str, Any],
@@ -153,7 +168,10 @@ def _figures(
         model_calls_delivered_before=len(known),
         model_calls_repeated=repeated_calls(saved, rows, finished, made_after),
         tokens_total=sum(call["completion_tokens"] for row in rows for call in row["calls"]),
-        tokens_saved=sum(call.tokens for call in known),
+        tokens_saved=saved_tokens(saved, continued),
+        ledger_rows_expected=sum(len(row["calls"]) for row in rows),
+        ledger_rows_verified=verified.rows,
+        lineages_verified=verified.sound,
         processes_killed=killed,
         in_flight_at_checkpoint=in_flight,
         prepare_s=published["prepare_s"],
@@ -162,7 +180,7 @@ def _figures(
         start_s=round(start_s, 3),
         restart_s=round(restart_s, 3),
     )
-    judge(figures, compared, lost, continued)
+    judge(figures, compared, lost, continued, verified.wrong)
     return figures
 
 
@@ -178,11 +196,11 @@ async def _until_busy(http: HttpxClient, gym: DemoGym, servers: Supervisor, roll
         while True:
             servers.check()
             running = await gym.status(http, "environment")
-            answered = await gym.status(http, "policy")
-            busy = set(running["live"]) & set(answered["live"])
+            answered = [await gym.status(http, policy) for policy in POLICIES]
+            busy = set(running["live"]) & {key for each in answered for key in each["live"]}
             if len(busy) >= wanted:
                 since = since or monotonic()
-                delivered = answered["report"]["counts"]["delivered_calls"]
+                delivered = sum(each["report"]["counts"]["delivered_calls"] for each in answered)
                 if delivered >= 2 * rollouts or monotonic() - since > DEMO_DEEPEN_S:
                     return len(busy)
             elif since:

@@ -18,7 +18,7 @@ from gym_ckpt.errors import GymCkptError
 from gym_ckpt.storage import layout, manifest
 from gym_ckpt.storage.pointer import read_collection_file, read_pointer
 from gym_ckpt.storage.records import verified_records
-from gym_ckpt.types import Kind
+from gym_ckpt.types import EpisodeId, Kind
 
 BY_NATURE: Final = frozenset({"attempt", "model_call_id", "response_id", "capture_key", "started_at", "duration_s"})
 """Fields that say when, by which attempt or by which process something was done."""
@@ -43,6 +43,9 @@ class Figures(msgspec.Struct, kw_only=True):
     model_calls_repeated: int
     tokens_total: int
     tokens_saved: int
+    ledger_rows_expected: int
+    ledger_rows_verified: int
+    lineages_verified: int
     processes_killed: int
     in_flight_at_checkpoint: int
     prepare_s: float
@@ -56,21 +59,14 @@ class Figures(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """A call that had reached the agent when the checkpoint was taken."""
-
-    model_call_id: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Saved:
-    """A published checkpoint: the rows it continues, those it could not, and the delivered calls by rollout."""
+    """A published checkpoint: the rows it continues, those it could not, and by rollout the ids of the calls that had
+    been delivered when it was taken."""
 
     checkpoint_id: str
     continued: frozenset[str]
     restarted: frozenset[str]
-    delivered: dict[str, list[Delivered]]
+    delivered: dict[str, list[str]]
 
 
 class NoCheckpoint(GymCkptError):
@@ -85,13 +81,13 @@ def read_saved(run_dir: str) -> Saved:
         raise NoCheckpoint(f"{run_dir}: no checkpoint was published")
     directory = layout.checkpoint_dir(run_dir, pointer.checkpoint_id)
     collection = read_collection_file(fs, run_dir, pointer.checkpoint_id)
-    delivered: dict[str, list[Delivered]] = {}
+    delivered: dict[str, list[str]] = {}
     for instance in fs.listdir(layout.join(directory, layout.GYM, Kind.MODEL.value)):
         where = layout.participant_dir(directory, Kind.MODEL, instance)
         named = manifest.read(fs, where)
         assert named is not None, "a published checkpoint has a manifest of every participant"
         for record in verified_records(fs, where, named):
-            calls = [Delivered(row["model_call_id"], row["completion_tokens"] or 0) for row in record["state"]["rows"]]
+            calls = [row["model_call_id"] for row in record["state"]["rows"]]
             delivered.setdefault(record["episode"]["rollout_id"], []).extend(calls)
     return Saved(
         pointer.checkpoint_id,
@@ -152,15 +148,51 @@ def lost_calls(saved: Saved, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Delivered calls of continued rows that their output rows do not hold: they must have been made again."""
     held = {call["model_call_id"] for row in rows for call in row["calls"]}
     return sorted(
-        call.model_call_id
+        call
         for rollout_id in sorted(saved.continued)
         for call in saved.delivered.get(rollout_id, [])
-        if call.model_call_id not in held
+        if call not in held
     )
 
 
-def judge(figures: Figures, compared: Compared, lost: Sequence[str], continued_rows: Sequence[dict[str, Any]]) -> None:
-    """Set `ok` and `reasons`."""
+def saved_tokens(saved: Saved, rows: Sequence[dict[str, Any]]) -> int:
+    """Tokens of these rows that had been generated and delivered before the checkpoint."""
+    known = {call for row in rows for call in saved.delivered.get(row["rollout_id"], [])}
+    return sum(call["completion_tokens"] for row in rows for call in row["calls"] if call["model_call_id"] in known)
+
+
+@dataclass(frozen=True, slots=True)
+class Lineages:
+    """What the ledger says of output rows: rows that verify, in lineages that end where their output row ends."""
+
+    rows: int
+    sound: int
+    wrong: list[str]
+
+
+def lineages(rows: Sequence[dict[str, Any]], verified: Sequence[dict[str, Any]]) -> Lineages:
+    """`verified`: the policy server's answers about the attempts of these rows."""
+    by_key = {each["capture_key"]: each for each in verified}
+    found, sound, wrong = 0, 0, []
+    for row in rows:
+        key = EpisodeId(row["rollout_id"], row["attempt"]).key
+        said, last = by_key.get(key, {}), row["calls"][-1]
+        tips = [tip for tip in said.get("tips", ()) if tip["cumulative_hash"] == last["tokens_hash"]]
+        if said.get("usable") and tips and said["rows"] >= len(row["calls"]):
+            found, sound = found + len(row["calls"]), sound + 1
+        else:
+            wrong.append(f"{key} ({said.get('detail') or 'its lineage ends elsewhere'})")
+    return Lineages(found, sound, wrong)
+
+
+def judge(
+    figures: Figures,
+    compared: Compared,
+    lost: Sequence[str],
+    continued_rows: Sequence[dict[str, Any]],
+    wrong: Sequence[str] = (),
+) -> None:
+    """Set `ok` and `reasons`. `wrong`: lineages that do not verify."""
     reasons = []
     if compared.missing:
         reasons.append(f"{len(compared.missing)} rows are missing: {_some(compared.missing)}")
@@ -173,6 +205,9 @@ def judge(figures: Figures, compared: Compared, lost: Sequence[str], continued_r
     if lost or figures.model_calls_repeated:
         named = f" ({_some(lost)})" if lost else ""
         reasons.append(f"{figures.model_calls_repeated} delivered model calls were made again{named}")
+    if figures.ledger_rows_verified != figures.ledger_rows_expected:
+        count, expected = figures.ledger_rows_verified, figures.ledger_rows_expected
+        reasons.append(f"{count} of {expected} ledger rows verify: {_some(wrong)}")
     if figures.rows_continued == 0:
         reasons.append("the checkpoint continued no row")
     fresh = [row["rollout_id"] for row in continued_rows if row["attempt"] == 0]

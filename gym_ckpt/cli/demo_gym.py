@@ -1,4 +1,4 @@
-"""One gym of the demo: its files in a folder of its own, and its seven processes.
+"""One gym of the demo: its files in a folder of its own, and its eight processes.
 
 The configuration is an ordinary file, and the processes are ordinary `gym-ckpt serve` and `gym-ckpt collect`: what the
 demo shows is what a user gets. Knows nothing of what is compared.
@@ -18,12 +18,14 @@ from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.supervisor import Command, Supervisor, server_command
 from gym_ckpt.errors import GymCkptError, TransportError
 from gym_ckpt.gyms.inventory import ITEMS
-from gym_ckpt.limits import DEMO_STATUS_TIMEOUT_S
+from gym_ckpt.limits import DEMO_STATUS_TIMEOUT_S, DEMO_WAIT_S
+from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 
 COLLECTOR: Final = "collector"
-SERVERS: Final = ("environment", "agent", "inventory", "answer", "policy", "worker")
+POLICIES: Final = ("policy", "policy2")
+SERVERS: Final = ("environment", "agent", "inventory", "answer", *POLICIES, "worker")
 TOOL_TURNS: Final = (3, 4, 5)
 """Turns with tool calls of each third of the rollouts; one more turn gives the answer."""
 TOKENS: Final = (180, 200, 220)
@@ -46,7 +48,7 @@ verifier = "answer"
 [servers.agent]
 kind = "agent"
 url = "http://127.0.0.1:{ports[1]}"
-model = "policy"
+model = ["policy", "policy2"]
 
 [servers.inventory]
 kind = "resources"
@@ -62,10 +64,17 @@ gym = "answer"
 kind = "model"
 url = "http://127.0.0.1:{ports[4]}"
 workers = ["worker"]
+ledger_dir = "ledger"
+
+[servers.policy2]
+kind = "model"
+url = "http://127.0.0.1:{ports[5]}"
+workers = ["worker"]
+ledger_dir = "ledger"
 
 [servers.worker]
 kind = "inference"
-url = "http://127.0.0.1:{ports[5]}"
+url = "http://127.0.0.1:{ports[6]}"
 tokens_per_s = {tokens_per_s}
 
 [collect]
@@ -138,7 +147,7 @@ class DemoGym:
     # Processes.
 
     async def start_servers(self, servers: Supervisor) -> None:
-        """Start the six servers and wait until they serve. Raises `ServerDied`."""
+        """Start the seven servers and wait until they serve. Raises `ServerDied`."""
         for name in SERVERS:
             await servers.start(name, server_command(str(self.config), name, self.url(name)))
         await servers.wait_ready()
@@ -198,6 +207,21 @@ class DemoGym:
     async def worker_statistics(self, http: HttpxClient) -> dict[str, Any]:
         """Calls and tokens of the inference worker since it was started. Raises `DemoFailed`."""
         return await self._get(http, "worker", "/health", ())
+
+    async def verified(self, http: HttpxClient) -> list[dict[str, Any]]:
+        """What a policy server says of the lineage of every output row. Raises `DemoFailed`."""
+        wanted = [{"rollout_id": row["rollout_id"], "attempt": row["attempt"]} for row in self.rows()]
+        headers = (("authorization", f"Bearer {_TOKEN}"), ("content-type", "application/json"))
+        body = json.dumps({"episode_ids": wanted})
+        url = self.url("policy") + LEDGER_ROOT + "verify"
+        try:
+            reply = await http.request("POST", url, headers=headers, body=body, timeout_s=DEMO_WAIT_S)
+        except TransportError as error:
+            raise DemoFailed(f"the policy server of the {self.name} does not verify its ledger: {error}") from None
+        if reply.status != 200:
+            raise DemoFailed(f"the policy server of the {self.name} answered {reply.status} when asked to verify")
+        found: list[dict[str, Any]] = json.loads(reply.body)["lineages"]
+        return found
 
     async def _get(
         self, http: HttpxClient, server: str, path: str, headers: tuple[tuple[str, str], ...]

@@ -40,6 +40,11 @@ def lines(figures: Figures) -> list[tuple[str, str, str]]:
             f"{figures.tokens_saved} of {figures.tokens_total}",
             f"{share:.0%} did not have to be generated again",
         ),
+        (
+            "ledger rows that verify",
+            f"{figures.ledger_rows_verified} / {figures.ledger_rows_expected}",
+            f"{figures.lineages_verified} lineages rebuilt token by token, over two policy servers",
+        ),
         ("", "", ""),
         (
             "prepare / commit",

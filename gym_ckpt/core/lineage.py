@@ -153,14 +153,17 @@ class Link:
 def find_parent(rows: Sequence[LedgerRow], call: Asked, prompt_ids: Sequence[int] | None = None) -> Link:
     """The row that a call continues; a conversation in which the model has not spoken yet has none and needs none.
 
-    `prompt_ids`, when known, must begin with the parent's tokens.
+    `prompt_ids`, when known, must begin with the parent's tokens. Two calls that had the same answer, token for token,
+    after the same conversation are one parent.
     """
     if call.continues is None:
         return Link(None)
     found = [row for row in rows if row.conversation_fingerprint == call.continues]
-    if len(found) != 1:
-        return Link(None, Reason.PARENT_AMBIGUOUS if found else Reason.PARENT_UNRESOLVED)
-    parent = found[0]
+    if not found:
+        return Link(None, Reason.PARENT_UNRESOLVED)
+    if len({(row.chain_hash, row.cumulative_hash, row.weight_version) for row in found}) > 1:
+        return Link(None, Reason.PARENT_AMBIGUOUS)
+    parent = found[-1]  # the same tokens of the same weights, each time: an answer that was lost, and its repetition
     if prompt_ids is not None and cumulative_hash(prompt_ids[: parent.cum_len]) != parent.cumulative_hash:
         return Link(None, Reason.PREFIX_MISMATCH)
     return Link(parent)

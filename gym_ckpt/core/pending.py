@@ -43,6 +43,11 @@ class PendingAttempts:
             if episode in self:
                 del self._attempts[episode.rollout_id]
 
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """Nothing is kept of these rollouts."""
+        for rollout_id in rollout_ids:
+            self._attempts.pop(rollout_id, None)
+
     def drop(self, episodes: Iterable[EpisodeId]) -> None:
         """Retired or forgotten: each attempt and all earlier ones."""
         for episode in episodes:

@@ -86,6 +86,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    logprobs: bool | None = None
 
     @property
     def token_budget(self) -> int | None:

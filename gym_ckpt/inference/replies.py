@@ -6,9 +6,11 @@ finish reason, the usage when asked for, and the end of the stream. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gym_ckpt.inference import tokens
 from gym_ckpt.inference.completion import CallDelta, Completion
 from gym_ckpt.inference.openai import ChatRequest
 from gym_ckpt.wire import json, sse
@@ -26,7 +28,7 @@ class Head:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
 
-def whole(head: Head, completion: Completion, *, with_ids: bool) -> bytes:
+def whole(head: Head, completion: Completion, request: ChatRequest) -> bytes:
     """The body of a response that is not streamed."""
     message: dict[str, Any] = {"role": "assistant", "content": completion.text}
     if completion.calls:
@@ -36,7 +38,9 @@ def whole(head: Head, completion: Completion, *, with_ids: bool) -> bytes:
         ]
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": completion.finish_reason}
     body = head.body("chat.completion", [choice]) | {"usage": usage(completion)}
-    if with_ids:
+    if request.logprobs:
+        choice["logprobs"] = _logprobs(completion.ids)
+    if request.return_token_ids:
         choice["token_ids"] = list(completion.ids)
         body["prompt_token_ids"] = list(completion.prompt_ids)
     return json.dumps(body)
@@ -53,6 +57,8 @@ def chunk(head: Head, completion: Completion, request: ChatRequest, start: int, 
     last = end == len(completion.ids)
     choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": completion.finish_reason if last else None}
     body = head.body("chat.completion.chunk", [choice])
+    if request.logprobs:
+        choice["logprobs"] = _logprobs(completion.ids[start:end])
     if request.return_token_ids:
         choice["token_ids"] = list(completion.ids[start:end])
         if start == 0:
@@ -67,6 +73,18 @@ def usage(completion: Completion) -> dict[str, int]:
     """Counts of tokens; the end marker is one of those generated."""
     prompt, generated = len(completion.prompt_ids), len(completion.ids)
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+
+
+def log_probability(token: int) -> float:
+    """What the model says of a token that it generated: a function of the token, exact as a 32-bit float."""
+    return -(1 + token % 127) / 64
+
+
+def _logprobs(ids: Sequence[int]) -> dict[str, Any]:
+    listed = [
+        {"token": tokens.PIECES[each].decode("utf-8", "replace"), "logprob": log_probability(each)} for each in ids
+    ]
+    return {"content": listed}
 
 
 def _call_delta(call: CallDelta) -> dict[str, Any]:

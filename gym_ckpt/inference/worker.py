@@ -108,8 +108,7 @@ class EmbeddedWorker:
 
     async def _whole(self, call: _Call, receive: Receive, send: Send) -> None:
         await _wait(receive, self._when(call, len(call.completion.ids)))
-        with_ids = bool(call.request.return_token_ids)
-        await respond(send, Answer(replies.whole(call.head, call.completion, with_ids=with_ids)))
+        await respond(send, Answer(replies.whole(call.head, call.completion, call.request)))
 
     async def _stream(self, call: _Call, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})

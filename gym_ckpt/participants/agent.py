@@ -8,6 +8,7 @@ at the boundary before the call (INV-15). An answer that has started is on the w
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -82,7 +83,7 @@ class Session:
 
 
 class AgentParticipant(Participant):
-    """Drives sessions against one policy-model server."""
+    """Drives sessions against the policy-model servers: each rollout keeps to one of them."""
 
     kind = Kind.AGENT
 
@@ -92,7 +93,7 @@ class AgentParticipant(Participant):
         ports: Ports,
         tasks: anyio.abc.TaskGroup,
         *,
-        model_url: str,
+        model_urls: Sequence[str],
         token: str | None,
         max_steps: int,
         stream: bool,
@@ -100,7 +101,8 @@ class AgentParticipant(Participant):
     ) -> None:
         super().__init__(instance, ports)
         self._tasks = tasks
-        self._model_url = model_url
+        assert model_urls, "an agent has at least one policy-model server"
+        self._model_urls = tuple(model_urls)
         self._token = token
         self._max_steps = max_steps
         self._stream = stream
@@ -208,13 +210,16 @@ class AgentParticipant(Participant):
             body["tools"] = session.opened.tools
         if self._max_tokens is not None:
             body["max_tokens"] = self._max_tokens
-        url = tagged(self._model_url, session.episode, "/v1/chat/completions")
+        url = tagged(self._model(session.episode), session.episode, "/v1/chat/completions")
         headers: Headers = (*JSON_HEADERS, (CALL_ID, call_id))
         if not self._stream:
             reply = await self.ports.http.request("POST", url, headers=headers, body=json.dumps(body))
             return whole(accepted(url, reply).body, call_id)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return await self._streamed(url, headers, json.dumps(body), call_id)
+
+    def _model(self, episode: EpisodeId) -> str:
+        return self._model_urls[zlib.crc32(episode.rollout_id.encode()) % len(self._model_urls)]
 
     async def _streamed(self, url: str, headers: Headers, body: bytes, call_id: str) -> Reply:
         streamed = StreamedCompletion()
@@ -259,10 +264,16 @@ class AgentParticipant(Participant):
                 self.ports.tracer.emit("agent.parked", episode=session.episode.key, call=call_id)
 
     async def _started(self, asked: dict[str, Session]) -> frozenset[str]:
+        by_model: dict[str, dict[str, Session]] = {}
+        for call_id, session in asked.items():
+            by_model.setdefault(self._model(session.episode), {})[call_id] = session
+        return frozenset[str]().union(*[await self._started_at(*each) for each in sorted(by_model.items())])
+
+    async def _started_at(self, model: str, asked: dict[str, Session]) -> frozenset[str]:
         refs = [CallRef(session.episode.key, call_id) for call_id, session in asked.items()]
         body = encode(StartedRequest(refs))
         headers = (("authorization", f"Bearer {self._token}"),)
-        url = self._model_url + STARTED_PATH
+        url = model + STARTED_PATH
         try:
             reply = await call(
                 self.ports, "POST", url, body, headers=headers, client=self.ports.control, budget_s=math.inf

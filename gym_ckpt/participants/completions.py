@@ -33,11 +33,29 @@ class _Message(msgspec.Struct):
     tool_calls: list[_ToolCall] | None = None
 
 
+class _TokenLogprob(msgspec.Struct):
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    """Of chat completions `content`, of text completions `token_logprobs`."""
+
+    content: list[_TokenLogprob] | None = None
+    token_logprobs: list[float] | None = None
+
+    def values(self) -> list[float]:
+        return [each.logprob for each in self.content or ()] + (self.token_logprobs or [])
+
+
 class _Choice(msgspec.Struct):
     message: _Message | None = None
     delta: _Message | None = None
+    text: str | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    index: int = 0
 
 
 class _Usage(msgspec.Struct):
@@ -50,6 +68,22 @@ class _Completion(msgspec.Struct):
     usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
     error: dict[str, Any] | None = None
+    id: str | None = None
+    weight_version: int | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """What an answer says of its tokens, with vLLM's names for them. `response_id`: the inference worker's.
+
+    `weight_version`: of the weights that generated, 0 where the worker does not say.
+    """
+
+    message: dict[str, Any]
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+    response_id: str | None
+    weight_version: int
 
 
 def whole(body: bytes, call_id: str) -> Reply:
@@ -57,6 +91,22 @@ def whole(body: bytes, call_id: str) -> Reply:
     assembled = _Assembly()
     assembled.add(_parse(body))
     return assembled.reply(call_id)
+
+
+def tokens_of(body: bytes, *, streamed: bool) -> Tokens:
+    """The tokens of a whole answer. Raises `MalformedCompletion` when it does not say all of them."""
+    if not streamed:
+        assembled = _Assembly()
+        assembled.add(_parse(body))
+        return assembled.tokens()
+    stream = StreamedCompletion()
+    try:
+        stream.feed(body)
+    except PeerLost as error:
+        raise MalformedCompletion(str(error)) from None
+    if not stream.done:
+        raise MalformedCompletion("the stream ended before its answer was whole")
+    return stream.tokens()
 
 
 class StreamedCompletion:
@@ -69,7 +119,11 @@ class StreamedCompletion:
 
     def feed(self, chunk: bytes) -> None:
         """Raises `MalformedCompletion`; `PeerLost` when the server broke the stream off and said so in it."""
-        for data in self._parser.feed(chunk):
+        try:
+            events = self._parser.feed(chunk)
+        except ValueError as error:
+            raise MalformedCompletion(f"not an event stream: {error}") from None
+        for data in events:
             if data == DONE:
                 self.done = True
                 continue
@@ -81,6 +135,10 @@ class StreamedCompletion:
     def reply(self, call_id: str) -> Reply:
         """Raises `MalformedCompletion` when something is missing."""
         return self._assembly.reply(call_id)
+
+    def tokens(self) -> Tokens:
+        """Raises `MalformedCompletion` when something is missing."""
+        return self._assembly.tokens()
 
 
 def _parse(body: bytes) -> _Completion:
@@ -100,17 +158,28 @@ class _Assembly:
         self._usage: _Usage | None = None
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] | None = None
+        self._logprobs: list[float] = []
+        self._id: str | None = None
+        self._weights: int | None = None
+        self._several = False
 
     def add(self, part: _Completion) -> None:
         self._usage = part.usage or self._usage
         self._prompt_ids = part.prompt_token_ids or self._prompt_ids
+        self._id = part.id or self._id
+        self._weights = self._weights if part.weight_version is None else part.weight_version
+        self._several = self._several or any(choice.index for choice in part.choices)
         for choice in part.choices[:1]:
             self._finish = choice.finish_reason or self._finish
+            self._prompt_ids = choice.prompt_token_ids or self._prompt_ids
             if choice.token_ids is not None:
                 self._ids = [*(self._ids or ()), *choice.token_ids]
+            if choice.logprobs is not None:
+                self._logprobs += choice.logprobs.values()
             message = choice.message or choice.delta
             if message is not None:
                 self._add_message(message, numbered=choice.delta is not None)
+            self._content.append(choice.text or "")
 
     def _add_message(self, message: _Message, *, numbered: bool) -> None:
         self._content.append(message.content or "")
@@ -123,14 +192,38 @@ class _Assembly:
     def reply(self, call_id: str) -> Reply:
         if self._finish is None or self._usage is None:
             raise MalformedCompletion("a chat completion without finish_reason or usage")
-        tools = tuple(ToolCall(*parts) for _, parts in sorted(self._tools.items()))
+        known = self._prompt_ids is not None and self._ids is not None
+        tokens_hash = cumulative_hash([*(self._prompt_ids or ()), *(self._ids or ())]) if known else None
+        call = Call(call_id, self._usage.prompt_tokens, self._usage.completion_tokens, tokens_hash)
+        return Reply(self._message(), self._tool_calls(), self._finish, call)
+
+    def tokens(self) -> Tokens:
+        if self._several:
+            raise MalformedCompletion("an answer of several choices")
+        if self._finish is None:
+            raise MalformedCompletion("an answer without finish_reason")
+        if self._prompt_ids is None or self._ids is None:
+            raise MalformedCompletion("an answer without prompt_token_ids or token_ids")
+        if len(self._logprobs) != len(self._ids):
+            raise MalformedCompletion(f"{len(self._logprobs)} log-probabilities of {len(self._ids)} tokens")
+        return Tokens(
+            message=self._message(),
+            prompt_ids=tuple(self._prompt_ids),
+            token_ids=tuple(self._ids),
+            log_probabilities=tuple(self._logprobs),
+            response_id=self._id,
+            weight_version=self._weights or 0,
+        )
+
+    def _tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(ToolCall(*parts) for _, parts in sorted(self._tools.items()))
+
+    def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        tools = self._tool_calls()
         if tools:
             message["tool_calls"] = [
                 {"id": tool.id, "type": "function", "function": {"name": tool.name, "arguments": tool.arguments}}
                 for tool in tools
             ]
-        known = self._prompt_ids is not None and self._ids is not None
-        tokens_hash = cumulative_hash([*(self._prompt_ids or ()), *(self._ids or ())]) if known else None
-        call = Call(call_id, self._usage.prompt_tokens, self._usage.completion_tokens, tokens_hash)
-        return Reply(message, tools, self._finish, call)
+        return message

@@ -1,50 +1,31 @@
 """Policy-model server: the gate in front of the inference workers.
 
 * Closing never waits for a generation: a call is parked from its admission until its answer starts (INV-10).
-* An answer starts at its first body chunk that is neither empty nor a keep-alive (INV-13). At that chunk the gate asks
-  for leave to begin: while closed the answer is held (INV-11), and undelivered calls are in no checkpoint (INV-17).
-* A call that has begun gets its row before its first chunk is sent; it drains while closed (INV-12).
+* What starts and how it is delivered: `gym_ckpt.participants.gate` (INV-11, 12, 13, 16).
+* Undelivered calls are in no checkpoint (INV-17): `gym_ckpt.participants.calls`, or `captured` with a ledger.
 * Untagged calls (judges, probes) pass beside the gate and leave no trace in it (INV-22).
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 
-import anyio
 import msgspec
 
-from gym_ckpt.errors import InvalidCheckpointState, StaleAttempt, TransportError
-from gym_ckpt.limits import PEER_RETRY_BUDGET_S, PEER_RETRY_FIRST_S, PEER_RETRY_MAX_S
-from gym_ckpt.ports import Headers, Ports, ReplyStream, Send
-from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, respond
+from gym_ckpt.errors import StaleAttempt, TransportError, Unavailable
+from gym_ckpt.participants.backends import Backends
+from gym_ckpt.participants.calls import CallBook, MemoryBook
+from gym_ckpt.participants.capture import asking
+from gym_ckpt.participants.captured import LedgerBook
+from gym_ckpt.participants.gate import Delivery, GatedCall
+from gym_ckpt.ports import Headers, Ports, Send
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer
 from gym_ckpt.runtime.install import CONTROL_ROOT, HEALTH
-from gym_ckpt.runtime.participant import Participant, Record, up_to
+from gym_ckpt.runtime.participant import Participant, Record
 from gym_ckpt.types import EpisodeId, Kind
-from gym_ckpt.wire import json, sse
-from gym_ckpt.wire.messages import plain
-from gym_ckpt.wire.sse import SseParser, StartDetector
 
 CALL_ID = "x-ng-model-call-id"
 STARTED_PATH = CONTROL_ROOT + "v1/model/started"
-PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
-"""Headers of a worker's answer that reach the caller."""
-
-
-class Row(msgspec.Struct, forbid_unknown_fields=True):
-    """One call whose answer started. Token counts are known once the answer is whole; never token ids (INV-52)."""
-
-    model_call_id: str
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    rows: list[Row]
 
 
 class CallRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,8 +48,31 @@ class ModelParticipant(Participant):
 
     def __init__(self, instance: str, ports: Ports, workers: Sequence[str]) -> None:
         super().__init__(instance, ports)
-        self._workers = tuple(workers)
-        self._rows: dict[EpisodeId, list[Row]] = {}
+        self._backends = Backends(ports, workers)
+        self.book: CallBook = MemoryBook(ports)
+
+    def capture(self, ledger_dir: str, token_dir: str | None, peers: Sequence[str]) -> LedgerBook:
+        """Capture tokens from now on, into the ledger of these model servers. Before `open`."""
+        made = LedgerBook(
+            self.instance,
+            self.ports,
+            ledger_dir,
+            token_dir or f"{ledger_dir}/tokens",
+            peers,
+            self.admission.book.marks.refuses,
+        )
+        self.book = made
+        return made
+
+    @property
+    def shared(self) -> bool:
+        return self.book.shared
+
+    async def open(self) -> None:
+        await self.book.open()
+
+    def owns(self, episode: EpisodeId) -> bool:
+        return self.book.owns(episode)
 
     def routes(self) -> tuple[Route, ...]:
         paths = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -81,11 +85,10 @@ class ModelParticipant(Participant):
     async def started(self, request: Request) -> Answer:
         """Of the calls named, those whose answer has started. Final while admission is closed."""
         body = await request.typed(StartedRequest)
-        return answer(StartedReply([call.model_call_id for call in body.calls if self._has_row(call)]))
+        return answer(StartedReply([call.model_call_id for call in body.calls if self._has(call)]))
 
-    def _has_row(self, call: CallRef) -> bool:
-        rows = self._rows.get(EpisodeId.from_key(call.capture_key), ())
-        return any(row.model_call_id == call.model_call_id for row in rows)
+    def _has(self, call: CallRef) -> bool:
+        return self.book.has(EpisodeId.from_key(call.capture_key), call.model_call_id)
 
     # One call.
 
@@ -93,179 +96,89 @@ class ModelParticipant(Participant):
         body = await request.body()
         episode = request.episode
         if episode is None:
-            await request.while_connected(lambda: self._forward(request, body, _Delivery(send, None), None))
+            await request.while_connected(lambda: self._forward(request, body, Delivery(send, None), None))
             return
-        delivery: _Delivery | None = None
+        delivery: Delivery | None = None
         try:
             async with self.admission.enter(episode) as work:
                 call_id = request.header(CALL_ID) or self.ports.entropy.token()
                 self.ports.tracer.emit("gate.admitted", episode=episode.key, call=call_id)
-                gate = _Call(self, work, episode, call_id)
-                delivery = answering = _Delivery(send, gate)
-                await request.while_connected(lambda: self._forward(request, body, answering, gate))
+                asked = asking(request.scope["path"], body) if self.book.captures else None
+                wall = self.ports.clock.wall()
+                gate = GatedCall(self.ports, self.admission, work, self.book, episode, call_id, wall, asked)
+                delivery = answering = Delivery(send, gate)
+                await request.while_connected(lambda: self._admitted(request, body, answering, gate))
         except StaleAttempt as error:
             if delivery is None or not delivery.sent:
                 raise
             await delivery.break_off(error.detail)
 
-    async def _forward(self, request: Request, body: bytes, delivery: _Delivery, gate: _Call | None) -> None:
-        """Pass the call on; repeated when a worker is lost, as long as nothing was sent to the caller."""
-        pause, give_up = PEER_RETRY_FIRST_S, None
-        while True:
-            try:
-                async with self._upstream(request, body, gate) as upstream:
-                    await delivery.run(upstream)
-                    return
-            except TransportError as error:
-                if delivery.sent:
-                    self.ports.tracer.emit("gate.broken", why=str(error))
-                    await delivery.break_off("the inference worker was lost in mid-answer")
-                    return
-                failure = error
-            now = anyio.current_time()
-            give_up = give_up if give_up is not None else now + PEER_RETRY_BUDGET_S
-            if now >= give_up:
-                raise Refused(502, f"no inference worker could be reached: {failure}")
-            await anyio.sleep(self.ports.entropy.uniform(pause / 2, pause))
-            pause = min(pause * 2, PEER_RETRY_MAX_S)
+    async def _admitted(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall) -> None:
+        try:
+            await self.book.admit(gate.episode)
+        except (OSError, Unavailable, StaleAttempt) as error:
+            self.ports.tracer.emit("gate.refused", episode=gate.episode.key, call=gate.call_id, why=str(error))
+            if not isinstance(error, OSError):
+                raise
+            raise Unavailable(f"{gate.episode}: the ledger cannot be written: {error}") from None
+        await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
 
-    def _upstream(self, request: Request, body: bytes, gate: _Call | None) -> AbstractAsyncContextManager[ReplyStream]:
-        headers: list[tuple[str, str]] = [("content-type", "application/json")]
+    async def _forward(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None) -> None:
+        """Pass the call on; to another worker only while it has certainly reached none."""
+        headers: Headers = [("content-type", "application/json")]
+        session = None
         if gate is not None:
-            headers.append((CALL_ID, gate.call_id))
-        return self.ports.http.stream(
-            "POST", self._worker(request.episode) + request.scope["path"], headers=headers, body=body
-        )
-
-    def _worker(self, episode: EpisodeId | None) -> str:
-        """The same worker for every call of a rollout, so that its prefix cache is of use."""
-        name = b"" if episode is None else episode.rollout_id.encode()
-        return self._workers[zlib.crc32(name) % len(self._workers)]
-
-    def add_row(self, episode: EpisodeId, row: Row) -> None:
-        """The call's answer starts; from now on it is delivered."""
-        self._rows.setdefault(episode, []).append(row)
-        self.ports.tracer.emit("gate.started", episode=episode.key, call=row.model_call_id)
+            headers = [*headers, (CALL_ID, gate.call_id)]
+            session = gate.episode.rollout_id
+        try:
+            async with self._backends.answer(session, request.scope["path"], headers, body) as upstream:
+                await delivery.run(upstream)
+        except TransportError as error:
+            if not delivery.sent:
+                raise Refused(502, f"no answer of an inference worker: {error}") from None
+            self.ports.tracer.emit("gate.broken", why=str(error))
+            await delivery.break_off("the inference worker was lost in mid-answer")
 
     # The participant.
 
     def live(self) -> Iterable[EpisodeId]:
-        return self._rows
+        return self.book.live()
 
     def counts(self) -> dict[str, int]:
-        return {"delivered_calls": sum(len(rows) for rows in self._rows.values())}
+        return {"delivered_calls": self.book.delivered()}
+
+    async def settle(self) -> None:
+        await self.book.settle()
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
-        held = [(episode, self._rows[episode]) for episode in sorted(scope) if episode in self._rows]
-        return [Record(episode, plain(_Rows(rows))) for episode, rows in held]
+        return await self.book.export(scope)
 
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:
-            try:
-                msgspec.convert(record.state, _Rows)
-            except msgspec.ValidationError as error:
-                raise InvalidCheckpointState(f"model rows of {record.episode.key}: {error}") from None
+            self.book.check(record)
 
     async def install(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self._rows[record.episode] = msgspec.convert(record.state, _Rows).rows
+        raise AssertionError("a model server restores whole scopes")
+
+    async def restore(self, scope: Sequence[EpisodeId], records: Sequence[Record]) -> None:
+        await self.book.restore(scope, records)
+
+    async def committed(self, scope: frozenset[EpisodeId]) -> None:
+        await self.book.committed(scope)
 
     def free(self, episodes: Iterable[EpisodeId]) -> None:
-        for episode in up_to(episodes, self._rows):
-            del self._rows[episode]
+        self.book.free(episodes)
 
-    def committed(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-        """Nothing is staged as long as no token store is configured."""
-        return (), {record.episode.key: () for record in records}
+    def _forgotten_late(self, rollout_id: str) -> None:
+        super()._forgotten_late(rollout_id)
+        self.book.drop(rollout_id)
 
+    async def release(self, episodes: Sequence[EpisodeId]) -> None:
+        await self.book.release(episodes)
 
-@dataclass(slots=True)
-class _Call:
-    """A gated call on its way."""
+    async def release_forgotten(self, rollout_ids: Sequence[str], retired: Sequence[EpisodeId]) -> None:
+        await self.book.forget(rollout_ids, retired)
 
-    participant: ModelParticipant
-    work: Pass
-    episode: EpisodeId
-    call_id: str
-
-    async def start(self, row: Row | None) -> None:
-        """Leave to deliver; waits while admission is closed."""
-        if self.participant.admission.book.closed:
-            self.participant.ports.tracer.emit("gate.held", episode=self.episode.key, call=self.call_id)
-        await self.participant.ports.probe("gate.before_start")
-        await self.work.begin()
-        if row is not None:
-            self.participant.add_row(self.episode, row)
-        await self.participant.ports.probe("gate.row_written")
-
-
-class _Delivery:
-    """One answer, from a worker to the caller. `sent`: whether the caller has had anything of it."""
-
-    def __init__(self, send: Send, gate: _Call | None) -> None:
-        self._send = send
-        self._gate = gate
-        self._streaming = False
-        self.sent = False
-
-    async def break_off(self, reason: str) -> None:
-        """End a stream that cannot go on with an error in it, which its reader tells from an end by itself."""
-        if self._streaming:
-            event = sse.event(json.dumps({"error": {"message": reason, "type": "broken_off"}}))
-            await self._send({"type": "http.response.body", "body": b"\n\n" + event, "more_body": False})
-
-    async def run(self, upstream: ReplyStream) -> None:
-        content_type = dict(upstream.headers).get("content-type", "application/json")
-        headers = [(name, value) for name, value in upstream.headers if name in PASSED_HEADERS[1:]]
-        if content_type.startswith("text/event-stream"):
-            await self._stream(upstream, content_type, headers)
-        else:
-            await self._whole(upstream, content_type, headers)
-
-    async def _whole(self, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
-        body = b"".join([chunk async for chunk in upstream.chunks()])
-        if self._gate is not None:
-            await self._gate.start(_row(self._gate.call_id, _usage_in(body)) if upstream.status < 400 else None)
-        self.sent = True
-        await respond(self._send, Answer(body, upstream.status, headers, content_type))
-
-    async def _stream(self, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
-        detector, parser, row = StartDetector(), SseParser(), None
-        async for chunk in upstream.chunks():
-            if self._gate is not None and row is None and detector.starts(chunk):
-                row = _row(self._gate.call_id, {})
-                await self._gate.start(row)
-            await self._part(upstream.status, content_type, headers, chunk)
-            if row is not None and b'"usage"' in chunk:
-                for data in parser.feed(chunk):
-                    _count(row, _usage_in(data.encode()))
-        self._streaming = False
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _part(self, status: int, content_type: str, headers: Headers, chunk: bytes) -> None:
-        if not self.sent:
-            self.sent = self._streaming = True
-            lines = [("content-type", content_type), ("cache-control", "no-cache"), *headers]
-            encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
-            await self._send({"type": "http.response.start", "status": status, "headers": encoded})
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-def _usage_in(body: bytes) -> dict[str, int]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    match found:
-        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
-            return {"prompt_tokens": prompt, "completion_tokens": completion}
-    return {}
-
-
-def _row(call_id: str, usage: dict[str, int]) -> Row:
-    return Row(call_id, usage.get("prompt_tokens"), usage.get("completion_tokens"))
-
-
-def _count(row: Row, usage: dict[str, int]) -> None:
-    row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
-    row.completion_tokens = usage.get("completion_tokens", row.completion_tokens)
+    def staged(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+        by_episode = {record.episode.key: self.book.staging_keys(record) for record in records}
+        return tuple(key for keys in by_episode.values() for key in keys), by_episode

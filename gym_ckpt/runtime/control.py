@@ -7,7 +7,8 @@ clock: a wall clock that jumps cannot lengthen it (INV-53).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
@@ -18,7 +19,6 @@ from gym_ckpt.core.phases import Action, Phase, Target
 from gym_ckpt.errors import (
     DeadlineExceeded,
     ExportFailed,
-    InvalidCheckpointState,
     InvalidPhase,
     ProtocolError,
     RestartInScope,
@@ -27,7 +27,8 @@ from gym_ckpt.errors import (
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
-from gym_ckpt.runtime.transfer import export_scope, import_scope
+from gym_ckpt.runtime.serialized import Serialized
+from gym_ckpt.runtime.transfer import export_scope, import_scope, not_restored
 from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire.messages import (
@@ -178,6 +179,7 @@ class ControlPlane:
                 raise DeadlineExceeded(f"still stopping {', '.join(keys(left)[:5])}; late calls are refused: repeat")
             self._ports.tracer.emit("retire.freeing", live=self._live)
             self._participant.free(episodes)
+            await self._durably(self._participant.release(episodes))
             self._ports.tracer.emit(
                 "retire.done",
                 episodes=keys(episodes),
@@ -194,12 +196,36 @@ class ControlPlane:
             refusal = phases.refuse_forget(self._state)
             if refusal is not None:
                 raise refusal
+            marks = self._admission.book.marks.highest()
+            retired = [EpisodeId(name, marks[name]) for name in rollout_ids if name in marks]
+            await self._durably(self._participant.release_forgotten(rollout_ids, retired))
             self._admission.book.marks.forget(rollout_ids)
             self._participant.forget(rollout_ids)
             self._ports.tracer.emit("forget.done", rollouts=list(rollout_ids), marks=self._admission.book.marks.highest)
         return ForgetReply(forgotten=rollout_ids)
 
+    @asynccontextmanager
+    async def between_checkpoints(self, request: RetireRequest, doing: str) -> AsyncIterator[tuple[EpisodeId, ...]]:
+        """For further operations on what the participant keeps: no checkpoint is open, and none opens in the body.
+
+        Raises:
+            InvalidPhase: one is.
+            DeadlineExceeded: another control call was still running.
+        """
+        episodes = scope_of(request.episode_ids)
+        async with self._serialized(anyio.current_time() + self._budget(request), doing):
+            refusal = phases.refuse_forget(self._state)
+            if refusal is not None:
+                raise refusal
+            yield episodes
+
     # Carrying out.
+
+    async def _durably(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except OSError as error:
+            raise Unavailable(f"{self._participant.kind} {self._participant.instance}: {error}: repeat") from None
 
     def _open(self, checkpoint_id: str) -> bool:
         return self._state.checkpoint_id == checkpoint_id
@@ -223,8 +249,8 @@ class ControlPlane:
         until = anyio.current_time() + self._budget(request)
         return until, until + self._grace_s
 
-    def _serialized(self, until: float, doing: str) -> _Serialized:
-        return _Serialized(self._serial, until, doing)
+    def _serialized(self, until: float, doing: str) -> Serialized:
+        return Serialized(self._serial, until, doing)
 
     async def _locked(self, until: float, event: Callable[[], phases.Event]) -> None:
         async with self._serialized(until, "the transition"):
@@ -279,6 +305,7 @@ class ControlPlane:
             case Action.DISCARD:
                 self._importing.cancel()
                 self._discard(self._installing)
+                self._tasks.start_soon(self._release_discarded, self._installing)
             case Action.EXPIRED:
                 self._ports.tracer.emit("lease.expired", instance=self._participant.instance)
 
@@ -332,8 +359,9 @@ class ControlPlane:
                 raise
             except Exception as error:  # as for an export
                 self._discard(_targets(target))
+                await self._release(_targets(target))
                 self._apply(phases.ImportFailed(checkpoint_id))
-                outcome.fail(_refusal(self._participant, error))
+                outcome.fail(not_restored(self._participant, error))
                 return
         self._apply(phases.Installed(checkpoint_id))
         outcome.succeed(reply)
@@ -344,43 +372,23 @@ class ControlPlane:
         self._admission.book.marks.mark(installed)
         self._ports.tracer.emit("restore.discarded", episodes=keys(installed))
 
+    async def _release_discarded(self, installed: Sequence[EpisodeId]) -> None:
+        async with self._import_serial:  # before the next import, which may install the same attempts again
+            await self._release(installed)
+
+    async def _release(self, installed: Sequence[EpisodeId]) -> None:
+        try:
+            await self._participant.release(installed)
+        except (OSError, Unavailable) as error:
+            # They are refused, and whoever restored them retires them: that does it again, until it is done.
+            self._ports.tracer.emit("restore.release_failed", why=str(error))
+
     def _refuse_restarts(self, scope: Iterable[EpisodeId]) -> None:
         named = sorted(self._participant.restarts() & {episode.key for episode in scope})
         if named:
             raise RestartInScope(f"{named[0]} was reported as a restart; leave it out of the scope")
 
 
-class _Serialized:
-    """The transition lock, waited for no longer than a deadline."""
-
-    def __init__(self, lock: anyio.Lock, until: float, doing: str) -> None:
-        self._lock, self._until, self._doing = lock, until, doing
-
-    async def __aenter__(self) -> None:
-        try:
-            self._lock.acquire_nowait()
-            return
-        except anyio.WouldBlock:
-            pass
-        with anyio.move_on_at(self._until):
-            await self._lock.acquire()
-            return
-        raise DeadlineExceeded(f"{self._doing}: another control call was still running at the deadline; repeat")
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 def _targets(target: Target) -> tuple[EpisodeId, ...]:
     """The attempts that a restore of this scope installs."""
     return tuple(episode.next() for episode in target.scope)
-
-
-def _refusal(participant: Participant, error: Exception) -> ProtocolError:
-    """What a failed import says to the controller."""
-    if isinstance(error, ProtocolError):
-        return error
-    named = f"{participant.kind} {participant.instance}"
-    if isinstance(error, OSError):
-        return Unavailable(f"{named}: checkpoint files cannot be read: {error}")
-    return InvalidCheckpointState(f"{named}: its records cannot be restored: {error!r}")

@@ -25,6 +25,12 @@ from gym_ckpt.types import EpisodeId
 
 T = TypeVar("T")
 Marked = Callable[[EpisodeId], bool]
+Mine = Callable[[EpisodeId], bool]
+"""Which rollouts' files a server looks after, where several share a ledger."""
+
+
+def _all(_: EpisodeId) -> bool:
+    return True
 
 
 class CaptureLedger:
@@ -66,13 +72,13 @@ class CaptureLedger:
             self.pending.settled([episode])
         return made
 
-    async def discard_out_of_scope(self, scope: Collection[EpisodeId]) -> Discarded:
+    async def discard_out_of_scope(self, scope: Collection[EpisodeId], mine: Mine = _all) -> Discarded:
         """At a commit: delete restored attempts out of scope that nobody has started (INV-42).
 
         Never waits for a lock, and never fails: what could not be deleted stays pending.
         """
-        known = frozenset(scope)
-        job = ledger.discard_unstarted(self._directory, self.pending.out_of_scope(known))
+        left_out = self.pending.out_of_scope(frozenset(scope))
+        job = ledger.discard_unstarted(self._directory, [episode for episode in left_out if mine(episode)])
         done = await self._ports.disk.run(job)
         self.pending.settled([*done.deleted, *done.started])
         return done
@@ -81,10 +87,15 @@ class CaptureLedger:
         """Rows of the episodes in scope; `state()` of each goes into the checkpoint."""
         return await self._ports.disk.run(ledger.export(self._directory, scope))
 
-    async def restore(self, scope: Iterable[EpisodeId], records: Sequence[Exported]) -> None:
-        """Clear, import under N+1, retire 0..N. `scope` and `records` name attempts N."""
-        work = await self._ports.disk.run(ledger.begin_restore(self._directory, scope, records))
-        restored = [episode.next() for episode in work.episodes]
+    async def restore(self, scope: Iterable[EpisodeId], records: Sequence[Exported], mine: Mine = _all) -> None:
+        """Clear, import under N+1, retire 0..N. `scope` and `records` name attempts N.
+
+        `mine`: whose files this server is to touch; it may get the first call of any.
+        """
+        wanted = list(scope)
+        restored = [episode.next() for episode in wanted]
+        job = ledger.begin_restore(self._directory, [episode for episode in wanted if mine(episode)], records)
+        work = await self._ports.disk.run(job)
 
         async def step() -> bool:
             await self._ports.disk.run(ledger.continue_restore(work))
@@ -110,6 +121,10 @@ class CaptureLedger:
         done = list(episodes)
         await self._all(done, lambda left: ledger.delete(self._directory, left))
         self.pending.settled(done)
+
+    async def fenced(self) -> dict[str, int]:
+        """The highest fenced attempt of each rollout that has one."""
+        return await self._ports.disk.run(ledger.fenced(self._directory))
 
     async def manifest(self, episodes: Iterable[EpisodeId] | None = None) -> list[Listed]:
         """What there is, of these capture keys or of all."""

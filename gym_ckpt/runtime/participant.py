@@ -39,6 +39,18 @@ class Participant(ABC):
         self.admission = Admission(ports.tracer)
         self.admission.on_forgotten = self._forgotten_late
 
+    @property
+    def shared(self) -> bool:
+        """Whether a restore reads the records of all participants of this kind, and keeps those that it `owns`."""
+        return False
+
+    async def open(self) -> None:
+        """Before the server serves. Raises `OSError` or a `GymCkptError`: the server does not start."""
+
+    def owns(self, episode: EpisodeId) -> bool:
+        """Whether this participant writes the episode's record, where several share their state."""
+        return True
+
     def report(self) -> Report:
         """Ready when admission is closed and no episode works past its boundary."""
         return report(self.admission.book.blockers(), self.admission.book.counts() | self.counts(), self.restarts())
@@ -77,9 +89,31 @@ class Participant(ABC):
     async def install(self, records: Sequence[Record]) -> None:
         """Make each record the state of its episode, which is the attempt that will continue (N+1)."""
 
+    async def restore(self, scope: Sequence[EpisodeId], records: Sequence[Record]) -> None:
+        """`install`, for kinds that keep something of episodes without a record too.
+
+        `scope`: all that are restored, as the attempts in the checkpoint.
+        """
+        await self.install(records)
+
+    async def committed(self, scope: frozenset[EpisodeId]) -> None:
+        """A checkpoint of this scope is durable here."""
+
     @abstractmethod
     def free(self, episodes: Iterable[EpisodeId]) -> None:
         """Drop the state of these attempts and of earlier ones of the same rollouts; their work has left."""
+
+    async def release(self, episodes: Sequence[EpisodeId]) -> None:
+        """After `free`, of retired attempts: drop what is kept outside this process. May be repeated.
+
+        Raises `OSError` or `Unavailable` to have the call repeated.
+        """
+
+    async def release_forgotten(self, rollout_ids: Sequence[str], retired: Sequence[EpisodeId]) -> None:
+        """Before `forget`: drop what is kept per rollout outside this process. As `release`.
+
+        `retired`: the highest retired attempt of those rollouts that have one.
+        """
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
         """Drop what is kept per rollout (INV-39), but for work that goes on; the control plane drops the marks."""
@@ -89,7 +123,7 @@ class Participant(ABC):
     def _forgotten_late(self, rollout_id: str) -> None:
         self.free([episode for episode in self.live() if episode.rollout_id == rollout_id])
 
-    def committed(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]] | None:
+    def staged(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]] | None:
         """Staging keys that these records refer to, all and by capture key; None for kinds that stage nothing."""
         return None
 

@@ -7,14 +7,17 @@ from collections.abc import Callable
 import anyio
 import anyio.abc
 
+from gym_ckpt.errors import ConfigError
 from gym_ckpt.gyms import by_name
 from gym_ckpt.inference.worker import EmbeddedWorker
 from gym_ckpt.participants.agent import AgentParticipant
+from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.environment import EnvironmentParticipant
+from gym_ckpt.participants.ledger_routes import ledger_routes
 from gym_ckpt.participants.model import ModelParticipant
 from gym_ckpt.participants.resources import ResourcesParticipant
 from gym_ckpt.ports import ASGIApp, Ports
-from gym_ckpt.runtime.asgi import Router, episode_context
+from gym_ckpt.runtime.asgi import Route, Router, episode_context
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.install import install
 from gym_ckpt.settings import (
@@ -37,12 +40,13 @@ async def run_server(settings: GymSettings, name: str, ports: Ports, *, ready: C
     """
     async with anyio.create_task_group() as tasks:
         try:
-            await ports.server.serve(application(settings, name, ports, tasks), settings.url(name), ready=ready)
+            app = await application(settings, name, ports, tasks)
+            await ports.server.serve(app, settings.url(name), ready=ready)
         finally:
             tasks.cancel_scope.cancel()
 
 
-def application(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup) -> ASGIApp:
+async def application(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup) -> ASGIApp:
     """The ASGI application of one server; its background work runs in `tasks`."""
     server = settings.servers[name]
     if isinstance(server, InferenceSettings):
@@ -54,12 +58,22 @@ def application(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc
             model_name=server.model_name,
         ).app
     participant = _participant(settings, name, ports, tasks)
+    try:
+        await participant.open()
+    except OSError as error:
+        raise ConfigError(f"server {name!r}: its files cannot be opened: {error}") from None
     app = Router(participant.routes())
     if settings.checkpoint is None:
         return episode_context(app)
     control = ControlPlane(participant, tasks, grace_s=settings.checkpoint.grace_s)
-    extra = participant.control_routes() if isinstance(participant, ModelParticipant) else ()
-    return install(app, control, settings.control_token, extra)
+    return install(app, control, settings.control_token, _further_routes(participant, control))
+
+
+def _further_routes(participant: Shipped, control: ControlPlane) -> tuple[Route, ...]:
+    if not isinstance(participant, ModelParticipant):
+        return ()
+    book = participant.book
+    return (*participant.control_routes(), *(ledger_routes(book, control) if isinstance(book, LedgerBook) else ()))
 
 
 def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup) -> Shipped:
@@ -79,7 +93,7 @@ def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.ab
                 name,
                 ports,
                 tasks,
-                model_url=settings.url(server.model),
+                model_urls=[settings.url(model) for model in server.models],
                 token=settings.control_token,
                 max_steps=server.max_steps,
                 stream=server.stream,
@@ -88,6 +102,9 @@ def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.ab
         case ResourcesSettings() as server:
             return ResourcesParticipant(name, ports, by_name(server.gym))
         case ModelSettings() as server:
-            return ModelParticipant(name, ports, settings.worker_urls(server))
+            model = ModelParticipant(name, ports, settings.worker_urls(server))
+            if server.ledger_dir is not None:
+                model.capture(server.ledger_dir, server.token_dir, settings.models())
+            return model
         case InferenceSettings():
             raise AssertionError(f"inference worker {name} is no participant")

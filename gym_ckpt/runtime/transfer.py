@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gym_ckpt.core.phases import Phase, Target
-from gym_ckpt.errors import ExportFailed, InvalidCheckpointState, NotLossless
+from gym_ckpt.errors import ExportFailed, InvalidCheckpointState, NotLossless, ProtocolError, Unavailable
 from gym_ckpt.invariants import within_scope
 from gym_ckpt.runtime.participant import Participant, Record, digests
-from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
+from gym_ckpt.storage.records import AbortFlag, ManifestHead, instances_of, read_records, write_records
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CommitReply, ManifestInfo, RestoreReply
@@ -43,7 +43,8 @@ async def export_scope(participant: Participant, checkpoint_id: str, target: Tar
     manifest = await ports.disk.run(
         write_records(target.directory, head, lambda: _lines(records), abort, ports.entropy.token())
     )
-    staged = participant.committed(records)
+    await participant.committed(frozenset(target.scope))
+    staged = participant.staged(records)
     return CommitReply(
         phase=Phase.COMMITTED,
         episode_ids=tuple(keys(exported)),
@@ -59,28 +60,19 @@ async def import_scope(participant: Participant, restore_id: str, target: Target
     Raises: what the participant's hooks or the files raise. Something may then be installed: the caller discards it.
     """
     ports, scope, marks = participant.ports, frozenset(target.scope), participant.admission.book.marks
-    manifest, rows = await ports.disk.run(
-        read_records(
-            target.directory,
-            participant.kind,
-            participant.instance,
-            None,
-            lambda row: _episode_of(row, participant.instance) in scope,
-        )
-    )
-    records = [Record(_episode_of(row, participant.instance).next(), row["state"]) for row in rows]
+    source, records = await _read(participant, target.directory, scope)
     await participant.check(records)
     # Whatever an earlier restore left in this process for these rollouts, marks included, is not part of this one.
     rollout_ids = {episode.rollout_id for episode in scope}
     participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
     marks.forget(rollout_ids)
     marks.mark(scope)
-    await participant.install(records)
+    await participant.restore(target.scope, records)
     ports.tracer.emit(
         "restore.installed",
         kind=str(participant.kind),
         instance=participant.instance,
-        source=manifest.checkpoint_id,
+        source=source,
         restore_id=restore_id,
         scope=keys(target.scope),
         digests=lambda: digests(records),
@@ -90,9 +82,42 @@ async def import_scope(participant: Participant, restore_id: str, target: Target
     await ports.probe("restore.installed")
     return RestoreReply(
         phase=Phase.RESTORED,
-        source_checkpoint_id=manifest.checkpoint_id,
+        source_checkpoint_id=source,
         installed=tuple(keys(record.episode for record in records)),
     )
+
+
+async def _read(participant: Participant, directory: str, scope: frozenset[EpisodeId]) -> tuple[str, list[Record]]:
+    """The checkpoint's id, and the records of the scope that are this participant's, as the attempts to continue.
+
+    Raises: what the files raise; `InvalidCheckpointState` when two servers have a record of one episode.
+    """
+    disk, kind, instance = participant.ports.disk, participant.kind, participant.instance
+    instances = await disk.run(instances_of(directory, kind)) if participant.shared else [instance]
+    if not instances:
+        raise InvalidCheckpointState(f"{directory} holds no records of kind {kind}")
+    sources: set[str] = set()
+    found: dict[EpisodeId, Record] = {}
+    for each in instances:
+        manifest, rows = await disk.run(
+            read_records(directory, kind, each, None, lambda row: _is_wanted(participant, row, scope))
+        )
+        sources.add(manifest.checkpoint_id)
+        for row in rows:
+            record = Record(_episode_of(row, each).next(), row["state"])
+            if record.episode in found:
+                raise InvalidCheckpointState(
+                    f"two servers of kind {kind} have a record of one episode: {record.episode}"
+                )
+            found[record.episode] = record
+    if len(sources) > 1:
+        raise InvalidCheckpointState(f"{directory} holds records of several checkpoints: {', '.join(sorted(sources))}")
+    return sources.pop(), list(found.values())
+
+
+def _is_wanted(participant: Participant, row: dict[str, object], scope: frozenset[EpisodeId]) -> bool:
+    episode = _episode_of(row, participant.instance)
+    return episode in scope and participant.owns(episode)
 
 
 def _lines(records: Sequence[Record]) -> Iterator[bytes]:
@@ -110,3 +135,13 @@ def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
         case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row:
             return EpisodeId.checked(rollout_id, attempt)
     raise InvalidCheckpointState(f"a record of {instance} has no episode or no state")
+
+
+def not_restored(participant: Participant, error: Exception) -> ProtocolError:
+    """What a failed import says to the controller."""
+    if isinstance(error, ProtocolError):
+        return error
+    named = f"{participant.kind} {participant.instance}"
+    if isinstance(error, OSError):
+        return Unavailable(f"{named}: checkpoint files cannot be read: {error}")
+    return InvalidCheckpointState(f"{named}: its records cannot be restored: {error!r}")

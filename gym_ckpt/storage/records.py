@@ -25,7 +25,16 @@ from gym_ckpt.storage.manifest import MEND, Manifest, ManifestHead, damaged
 from gym_ckpt.types import Kind
 from gym_ckpt.wire import json
 
-__all__ = ["AbortFlag", "Manifest", "ManifestHead", "WriteAborted", "read_manifest", "read_records", "write_records"]
+__all__ = [
+    "AbortFlag",
+    "Manifest",
+    "ManifestHead",
+    "WriteAborted",
+    "instances_of",
+    "read_manifest",
+    "read_records",
+    "write_records",
+]
 
 Records = Iterable[bytes] | Callable[[], Iterable[bytes]]
 """Lines of JSON without newline, or how to get them: called inside the job, so that the work is done there."""
@@ -254,3 +263,14 @@ def _expected(fs: FileSystem, checkpoint_dir: str, kind: Kind, instance: str, ch
     if (found.kind, found.instance, found.checkpoint_id) != (kind, instance, wanted_id):
         raise damaged(path, f"belongs to {_whose(found)}, not to {kind.value} {instance} of checkpoint {wanted_id}")
     return found
+
+
+def instances_of(checkpoint_dir: str, kind: Kind) -> Job[list[str]]:
+    """Participants of a kind that have a directory in the checkpoint, sorted. Raises (by the job) `OSError`."""
+
+    def job(fs: FileSystem) -> Steps[list[str]]:
+        yield "records.list"
+        directory = layout.join(checkpoint_dir, layout.GYM, kind)
+        return fs.listdir(directory) if fs.is_dir(directory) else []
+
+    return job

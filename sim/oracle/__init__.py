@@ -5,7 +5,8 @@
     retire      INV-30 … 34, 37, 38                             restore    INV-60, 62, 63, 65
     contents    INV-6, 17, 18, 40, 41, 52                       disk       INV-48 … 51
     collector   INV-2, 38, 90 … 94                              rows       INV-1 … 4
-    rest        INV-5, 53
+    rest        INV-5, 53                                       ledger     INV-16, 19, 20, 42, 43, 46, 62, 63, 65
+    lineage     INV-4, 16, 36, 39, 64, 67
 
 It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
 nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
@@ -18,7 +19,7 @@ from collections.abc import Callable
 
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import ModelSettings
-from sim.cluster import CONTROLLER, FOREIGN, OUTPUT, RUN_DIR, Cluster
+from sim.cluster import CONTROLLER, FOREIGN, LEDGER, OUTPUT, RUN_DIR, Cluster
 from sim.oracle.collector import Dispatching, Stops
 from sim.oracle.contents import Delivered, Scope
 from sim.oracle.disk import RunDirectory, Written
@@ -26,6 +27,8 @@ from sim.oracle.files import Archive
 from sim.oracle.findings import Check, Findings, Violation
 from sim.oracle.gate import Arrivals, Fenced, Held
 from sim.oracle.known import Known
+from sim.oracle.ledger import Carried, Shelf, Writing
+from sim.oracle.lineage import Lineages
 from sim.oracle.rest import Rest
 from sim.oracle.restore import AllOrNothing, Installing
 from sim.oracle.retire import Forgetting, Retired, Retiring
@@ -75,6 +78,13 @@ class Oracle:
             self.run_directory,
             self._written,
         )
+        self._lineages: Lineages | None = None
+        if cluster.workload.captured:
+            shelf = Shelf(world.disk, LEDGER)
+            writing = Writing(findings, shelf, models)
+            self._lineages = Lineages(findings, world.disk, shelf, writing, models)
+            carried = Carried(findings, archive, world.disk, shelf, writing, models)
+            self._checks = (*self._checks, writing, carried, self._lineages)
         self._handlers: dict[str, list[Callable[[Row], None]]] = {}
         self._finished = False
         self.acknowledged: Counter[str] = Counter()
@@ -110,6 +120,8 @@ class Oracle:
         self.run_directory.inspect("at the end")
         self.run_directory.kept()
         self._written.after_all()
+        if self._lineages is not None:
+            self._lineages.after_all(self._world.disk.tree(OUTPUT).get(OUTPUT, b""))
         self._finished = True
 
     def judge(self) -> None:

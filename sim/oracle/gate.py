@@ -39,6 +39,7 @@ class Held(Check):
             "net.head": self._head,
             "gate.held": self._held,
             "gate.started": self._start,
+            "gate.withdrawn": self._withdrawn,
         }
 
     def _new_life(self, row: Row) -> None:
@@ -60,6 +61,9 @@ class Held(Check):
         self._undelivered[row.node] += 1
         if self._known.server(row.node).closed:
             self.look(11, f"the answer of call {row.fields['call']} started while admission was closed", row.node)
+
+    def _withdrawn(self, row: Row) -> None:
+        self._undelivered[row.node] -= 1
 
     def _head(self, row: Row) -> None:
         number = row.fields["x"]
@@ -84,6 +88,8 @@ class Arrivals(Check):
         super().__init__(findings)
         self._known = known
         self._tagged: dict[int, EpisodeId] = {}
+        self._refused: Counter[tuple[str, EpisodeId]] = Counter()
+        """By server and episode: calls that were refused because a file could not be written, closed or not."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -93,6 +99,8 @@ class Arrivals(Check):
             "net.head": self._head,
             "net.failed": self._gone,
             "net.left": self._gone,
+            "gate.withdrawn": self._for_a_file,
+            "gate.refused": self._for_a_file,
             "admission.admitted": self._admitted,
             "episode.started": self._admitted,
         }
@@ -114,9 +122,15 @@ class Arrivals(Check):
         caller = self._tagged.pop(row.fields["x"], None)
         if caller is None or row.fields["status"] not in REFUSALS:
             return
+        if self._refused[row.node, caller]:
+            self._refused[row.node, caller] -= 1
+            return
         server = self._known.server(row.node)
         if server.closed and marked(server.marks, [caller]) is not None:
             self.look(14, f"a call of {caller} got status {row.fields['status']} while admission was closed", row.node)
+
+    def _for_a_file(self, row: Row) -> None:
+        self._refused[row.node, episode(row.fields["episode"])] += 1
 
     def _admitted(self, row: Row) -> None:
         server = self._known.server(row.node)

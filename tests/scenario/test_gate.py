@@ -138,7 +138,9 @@ def test_a_caller_that_leaves_while_held_leaves_no_row() -> None:
     play(story)
 
 
-def test_a_worker_that_is_lost_before_its_answer_is_asked_again() -> None:
+def test_a_worker_that_is_lost_before_its_answer_is_not_asked_again() -> None:
+    """Scenario 48: it may have run the call; whoever asked decides, under another id."""
+
     async def story(stage: Stage) -> None:
         caller = await stage.call()
         node = stage.world.nodes["worker"]
@@ -147,9 +149,27 @@ def test_a_worker_that_is_lost_before_its_answer_is_asked_again() -> None:
         stage.worker.say(ANSWER)
         stage.worker.end()
         await settle()
+        assert stage.worker.calls == 1 and caller.status == 502
+        assert await stage.gate.rows(R) == []
+        again = await stage.call(call_id="again")
+        assert stage.seen(again) == (ANSWER, True)
+        assert await stage.gate.rows(R) == ["again"]
+
+    play(story)
+
+
+def test_a_worker_that_is_down_is_asked_once_it_is_up() -> None:
+    async def story(stage: Stage) -> None:
+        node = stage.world.nodes["worker"]
+        node.crash()
+        caller = await stage.call()
+        assert not caller.done
+        stage.worker.say(ANSWER)
+        stage.worker.end()
+        node.start()
         await settle()
-        assert stage.worker.calls == 2 and caller.done and caller.body == ANSWER
-        assert await stage.gate.rows(R) == ["call"], "one delivered call"
+        await settle()
+        assert stage.worker.calls == 1 and stage.seen(caller) == (ANSWER, True)
 
     play(story)
 

@@ -8,7 +8,7 @@ Jobs return BUSY, or the episodes that they could not do, when another process h
 runs them again.
 """
 
-from gym_ckpt.storage.ledger.listing import Listed, manifest
+from gym_ckpt.storage.ledger.listing import Listed, fenced, manifest
 from gym_ckpt.storage.ledger.locking import BUSY, Busy, open_ledger
 from gym_ckpt.storage.ledger.restoring import Exported, Restore, begin_restore, continue_restore, export
 from gym_ckpt.storage.ledger.retiring import Discarded, Start, delete, discard_unstarted, forget, retire, start
@@ -31,6 +31,7 @@ __all__ = [
     "delete",
     "discard_unstarted",
     "export",
+    "fenced",
     "forget",
     "manifest",
     "open_ledger",

@@ -54,3 +54,19 @@ def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job
         return listed
 
     return job
+
+
+def fenced(directory: str) -> Job[dict[str, int]]:
+    """The highest fenced attempt of each rollout that has one."""
+
+    def job(fs: FileSystem) -> Steps[dict[str, int]]:
+        yield "ledger.list"
+        highest: dict[str, int] = {}
+        for name in fs.listdir(directory):
+            split = split_name(name)
+            at = attempt_in(split[0]) if split is not None and split[1] is Ending.FENCE else None
+            if at is not None:
+                highest[at[0]] = max(at[1], highest.get(at[0], -1))
+        return highest
+
+    return job

@@ -38,9 +38,10 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One episode's ledger as a checkpoint carries it: rows, and the poison of calls that have one.
+    """One episode's ledger as a checkpoint carries it: rows, and the poison of every call that was answered.
 
-    Poison of a call without a row concerns nothing that the checkpoint holds, and stays behind.
+    A call whose row could not be written was not answered: the checkpoint holds nothing of it, and its poison stays
+    behind.
     """
 
     episode: EpisodeId
@@ -97,9 +98,8 @@ def export(directory: str, episodes: Iterable[EpisodeId]) -> Job[list[Exported]]
         for episode in wanted:
             yield "ledger.export"
             lineage = lineage_of(fs, directory, episode)
-            if lineage.rows:
-                calls = {row.model_call_id for row in lineage.rows}
-                poison = tuple(entry for entry in lineage.poison if entry.model_call_id in calls)
+            poison = tuple(entry for entry in lineage.poison if entry.reason != Reason.ROW_WRITE_FAILED)
+            if lineage.rows or poison:
                 found.append(Exported(episode, lineage.rows, poison))
         return found
 

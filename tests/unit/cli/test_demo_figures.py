@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from gym_ckpt.cli.demo_figures import Delivered, Figures, Saved, compare, effects, judge, lost_calls, repeated_calls
+from gym_ckpt.cli.demo_figures import (
+    Figures,
+    Saved,
+    compare,
+    effects,
+    judge,
+    lineages,
+    lost_calls,
+    repeated_calls,
+    saved_tokens,
+)
 from gym_ckpt.types import EpisodeId
 
 
@@ -58,7 +68,7 @@ def test_every_difference_is_seen(change: Any, duplicated: int, missing: list[st
 
 def saved() -> Saved:
     """r1 and r2 are continued with two and one delivered calls; r3 is not in the checkpoint."""
-    delivered = {"r1": [Delivered("r1.c0.1", 10), Delivered("r1.c1.1", 11)], "r2": [Delivered("r2.c0.1", 10)]}
+    delivered = {"r1": ["r1.c0.1", "r1.c1.1"], "r2": ["r2.c0.1"]}
     return Saved("c1", frozenset({"r1", "r2"}), frozenset(), delivered)
 
 
@@ -75,7 +85,25 @@ def test_a_delivered_call_that_is_not_in_its_row_is_lost() -> None:
     kept = row(1, 1)
     kept["calls"][0]["model_call_id"], kept["calls"][1]["model_call_id"] = "r1.c0.1", "r1.c1.1"
     assert lost_calls(saved(), [kept, row(2)]) == []
+    assert saved_tokens(saved(), [kept, row(2), row(3)]) == 10 + 11 + 10
     assert lost_calls(saved(), [kept, row(2, 1)]) == ["r2.c0.1"]
+
+
+def test_a_lineage_counts_only_when_it_is_usable_whole_and_ends_where_its_row_ends() -> None:
+    rows = [row(1, 1)]
+    rows[0]["calls"][-1]["tokens_hash"] = "end"
+    good = {"capture_key": "r1-a1", "usable": True, "rows": 3, "tips": [{"cumulative_hash": "end"}], "detail": None}
+    found = lineages(rows, [good])
+    assert (found.rows, found.sound, found.wrong) == (3, 1, [])
+    for bad in (
+        [],
+        [good | {"usable": False, "detail": "poisoned"}],
+        [good | {"rows": 2}],
+        [good | {"tips": [{"cumulative_hash": "elsewhere"}]}],
+        [good | {"capture_key": "r1"}],
+    ):
+        found = lineages(rows, bad)
+        assert (found.rows, found.sound, len(found.wrong)) == (0, 0, 1)
 
 
 def test_the_verdict_names_what_is_wrong() -> None:
@@ -88,6 +116,7 @@ def test_the_verdict_names_what_is_wrong() -> None:
         ({"tool_effects_seen": 1}, [], [], "tool effects"),
         ({"model_calls_repeated": 2}, [], [], "made again"),
         ({"rows_continued": 0}, [], [], "continued no row"),
+        ({"ledger_rows_expected": 2, "ledger_rows_verified": 1}, [], [], "1 of 2 ledger rows verify"),
         ({}, ["r1.c0.1"], [], "r1.c0.1"),
         ({}, [], [row(1)], "were not continued: r1"),
     ):

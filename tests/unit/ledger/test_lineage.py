@@ -117,10 +117,16 @@ def test_a_parent_is_looked_up_and_never_consumed() -> None:
 
 def test_no_parent_and_several_are_told_apart_and_served() -> None:
     conversation = answered(asked([USER]).request, SAID)
-    rows = [row_for(staged("c0"), conversation), row_for(staged("c1"), conversation)]
+    rows = [row_for(staged("c0"), conversation), row_for(staged("c1", generated=(9, 9)), conversation)]
     assert find_parent(rows, asked([USER, SAID])).why is Reason.PARENT_AMBIGUOUS
     assert find_parent([], asked([USER, SAID])).why is Reason.PARENT_UNRESOLVED
     assert find_parent(rows[:1], asked([USER, SAID])).why is None
+
+
+def test_a_lost_answer_and_its_equal_repetition_are_one_parent() -> None:
+    conversation = answered(asked([USER]).request, SAID)
+    rows = [row_for(staged("c0"), conversation), row_for(staged("c1"), conversation)]
+    assert find_parent(rows, asked([USER, SAID])).parent is rows[1]
 
 
 def test_a_prompt_must_begin_with_its_parents_tokens() -> None:

@@ -1,0 +1,252 @@
+"""The books of delivered calls where tokens are captured: rows in the ledger that all model servers of a gym share.
+
+An answer's tokens are staged before it asks to begin; its row is written between that leave and the first chunk, not
+cut short by a cancellation, and the call stays in the gate's books until then (INV-16, 20). What cannot be written
+poisons the call and is not sent; what cannot be staged is sent and poisons the rollout (INV-19).
+
+Rows are read from the ledger, whoever wrote them. So that each is in a checkpoint once, rollouts are shared out among
+the gym's model servers by their ids: of a rollout one server exports, restores, retires and forgets the files, while
+any may append. A restore reads the records of all of them, so that their number may change in between.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import anyio
+
+from gym_ckpt.core.admission import stale
+from gym_ckpt.core.lineage import Poison, Reason, RowConflict, row_of
+from gym_ckpt.errors import InvalidCheckpointState, NotLossless, Unavailable
+from gym_ckpt.limits import POISON_DETAIL_MAX_CHARS
+from gym_ckpt.participants.calls import CallBook, Entry, Row
+from gym_ckpt.participants.capture import Asking, NotCaptured, capture, read_tokens
+from gym_ckpt.ports import Ports, TokenStore
+from gym_ckpt.runtime.ledger import CaptureLedger, Marked
+from gym_ckpt.runtime.participant import Record, up_to
+from gym_ckpt.storage.ledger import Appended, Exported, Start
+from gym_ckpt.storage.tokens import FileTokenStore
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire.digests import InvalidStaging
+
+
+class LedgerBook(CallBook):
+    """One server's side of the shared ledger.
+
+    Args:
+        marked: whether this server has retired an attempt.
+        peers: names of all model servers of the gym, the same and in the same order on each.
+    """
+
+    captures = True
+    shared = True
+
+    def __init__(
+        self, instance: str, ports: Ports, ledger_dir: str, token_dir: str, peers: Sequence[str], marked: Marked
+    ) -> None:
+        assert instance in peers, f"{instance} is one of {peers}"
+        self._instance = instance
+        self._ports = ports
+        self._peers = tuple(peers)
+        self.ledger = CaptureLedger(ports, ledger_dir, marked)
+        self._store = FileTokenStore(ports.disk, ports.entropy, token_dir)
+        self.tokens: TokenStore = self._store
+        self._started: dict[EpisodeId, dict[str, None]] = {}
+        """Calls whose answer has started; of restored attempts also those before, which nobody asks for again."""
+        self._unused: dict[EpisodeId, dict[str, str]] = {}
+        """Staged keys that no row refers to yet, with their calls."""
+        self._owed: dict[EpisodeId, list[Poison]] = {}
+        """Poison that could not be written either."""
+        self._fenced: dict[str, int] = {}
+        """By rollout: the highest attempt that an earlier life of this server has fenced."""
+
+    async def open(self) -> None:
+        await self.ledger.open()
+        await self._store.open()
+        self._fenced = {name: at for name, at in (await self.ledger.fenced()).items() if self._owns(name)}
+
+    def owns(self, episode: EpisodeId) -> bool:
+        return self._owns(episode.rollout_id)
+
+    def _owns(self, rollout_id: str) -> bool:
+        return self._peers[zlib.crc32(b"ledger " + rollout_id.encode()) % len(self._peers)] == self._instance
+
+    def live(self) -> Iterable[EpisodeId]:
+        return self._started
+
+    def delivered(self) -> int:
+        return sum(len(calls) for calls in self._started.values())
+
+    def has(self, episode: EpisodeId, call_id: str) -> bool:
+        return call_id in self._started.get(episode, ())
+
+    # One call.
+
+    async def admit(self, episode: EpisodeId) -> None:
+        if await self.ledger.start(episode) is Start.RETIRED:
+            raise stale(episode)
+
+    async def stage(self, episode: EpisodeId, row: Row, at: float, asking: Asking, answer: bytes, how: str) -> Entry:
+        call_id = row.model_call_id
+        try:
+            tokens = read_tokens(answer, streamed=how.startswith("text/event-stream"))
+            lineage = await self.ledger.read(episode)
+            found = capture(episode, call_id, at, asking, tokens, lineage.rows)
+            key = await self.tokens.put(found.call)
+        except (NotCaptured, InvalidStaging, NotLossless, InvalidCheckpointState, Unavailable, OSError) as error:
+            self._ports.tracer.emit("gate.not_captured", episode=episode.key, call=call_id, why=str(error))
+            return Entry(episode, row, poison=(_poison(call_id, Reason.CAPTURE_FAILED, error),))
+        if not self.has(episode, call_id):
+            self._unused.setdefault(episode, {})[key] = call_id
+        why = found.link.why
+        poison = () if why is None else (Poison(call_id, why),)
+        return Entry(episode, row, row_of(found.call, key, key, found.context), poison)
+
+    async def book(self, entry: Entry) -> None:
+        self._started.setdefault(entry.episode, {})[entry.call_id] = None
+        self._ports.tracer.emit("gate.started", episode=entry.episode.key, call=entry.call_id)
+        with anyio.CancelScope(shield=True):
+            try:
+                appended = await self._write(entry)
+            except RowConflict as error:
+                self._withdrawn(entry, str(error), failed=False)
+                raise Unavailable(f"{error}: repeat it under another id") from None
+            except (OSError, Unavailable, NotLossless, InvalidCheckpointState) as error:
+                self._withdrawn(entry, str(error))
+                self._owed.setdefault(entry.episode, []).append(_poison(entry.call_id, Reason.ROW_WRITE_FAILED, error))
+                await self._try_to_pay(entry.episode)
+                raise Unavailable(f"the row of call {entry.call_id} could not be written: {error}") from None
+        if appended in (Appended.FENCED, Appended.MARKED):
+            self._withdrawn(entry, appended, failed=False)
+            raise stale(entry.episode)
+        if appended is Appended.POISONED:
+            self._withdrawn(entry, appended)
+            raise Unavailable(f"call {entry.call_id} was refused for good: repeat it under another id")
+        self._ports.tracer.emit("gate.row", episode=entry.episode.key, call=entry.call_id)
+
+    async def _write(self, entry: Entry) -> Appended:
+        """Poison first: a row that stands without it would pass for sound."""
+        appended = Appended.WRITTEN
+        await self._pay(entry.episode)
+        for poison in entry.poison:
+            appended = await self.ledger.poison(entry.episode, poison)
+        if entry.captured is None:
+            return appended
+        appended = await self.ledger.append(entry.episode, entry.captured)
+        if appended in (Appended.WRITTEN, Appended.REPEATED):
+            self._unused.get(entry.episode, {}).pop(entry.captured.staging_key, None)
+        return appended
+
+    def _withdrawn(self, entry: Entry, why: str, *, failed: bool = True) -> None:
+        """The answer is not sent after all; `failed`: because its row could not be written."""
+        calls = self._started.get(entry.episode, {})
+        calls.pop(entry.call_id, None)
+        if not calls:
+            self._started.pop(entry.episode, None)
+        self._ports.tracer.emit("gate.withdrawn", episode=entry.episode.key, call=entry.call_id, why=why, failed=failed)
+
+    # Poison that is owed.
+
+    async def _pay(self, episode: EpisodeId) -> None:
+        owed = self._owed.get(episode, [])
+        while owed:
+            await self.ledger.poison(episode, owed[0])
+            owed.pop(0)
+        self._owed.pop(episode, None)
+
+    async def _try_to_pay(self, episode: EpisodeId) -> None:
+        try:
+            await self._pay(episode)
+        except (OSError, Unavailable) as error:
+            self._ports.tracer.emit("gate.poison_failed", episode=episode.key, why=str(error))
+
+    async def settle(self) -> None:
+        try:
+            for episode in sorted(self._owed):
+                await self._pay(episode)
+        except OSError as error:
+            raise Unavailable(f"the poison of a call whose row failed cannot be written: {error}") from None
+
+    # Checkpoints.
+
+    async def export(self, scope: frozenset[EpisodeId]) -> Sequence[Record]:
+        if self._owed:
+            # Another server exports what this one should have hidden.
+            raise Unavailable(f"the poison of a failed row of {min(self._owed)} is not written yet")
+        found = await self.ledger.export([episode for episode in scope if self.owns(episode)])
+        return [Record(each.episode, each.state()) for each in found]
+
+    async def committed(self, scope: frozenset[EpisodeId]) -> None:
+        try:
+            done = await self.ledger.discard_out_of_scope(scope, self.owns)
+        except OSError as error:
+            self._ports.tracer.emit("ledger.discard_failed", why=str(error))
+            return
+        deleted, started = [each.key for each in done.deleted], [each.key for each in done.started]
+        if deleted or started or done.failed:
+            self._ports.tracer.emit(
+                "ledger.discarded", deleted=deleted, started=started, failed=[each.key for each in done.failed]
+            )
+
+    def staging_keys(self, record: Record) -> tuple[str, ...]:
+        return Exported.parse(record.episode, record.state).staging_keys
+
+    def check(self, record: Record) -> None:
+        Exported.parse(record.episode, record.state)
+
+    async def restore(self, scope: Sequence[EpisodeId], records: Sequence[Record]) -> None:
+        before = {episode.next(): episode for episode in scope}
+        exported = [Exported.parse(before[record.episode], record.state) for record in records]
+        await self.ledger.restore(scope, exported, self.owns)
+        for each in exported:
+            self._started[each.episode.next()] = dict.fromkeys(row.model_call_id for row in each.rows)
+
+    # The end of an attempt.
+
+    def free(self, episodes: Iterable[EpisodeId]) -> None:
+        for episode in up_to(episodes, self._started):
+            del self._started[episode]
+
+    async def release(self, episodes: Sequence[EpisodeId]) -> None:
+        for owed in up_to(episodes, self._owed):
+            del self._owed[owed]
+        await self._discard_unused(up_to(episodes, self._unused))
+        await self.ledger.retire([episode for episode in episodes if self.owns(episode)])
+        self.ledger.pending.drop(episodes)
+
+    async def forget(self, rollout_ids: Sequence[str], retired: Sequence[EpisodeId]) -> None:
+        gone = set(rollout_ids)
+        await self._discard_unused([episode for episode in self._unused if episode.rollout_id in gone])
+        highest = {episode.rollout_id: episode.attempt for episode in retired if self.owns(episode)}
+        for rollout_id in gone & self._fenced.keys():
+            highest[rollout_id] = max(self._fenced[rollout_id], highest.get(rollout_id, -1))
+        await self.ledger.forget([EpisodeId(name, attempt) for name, attempt in sorted(highest.items())])
+        for rollout_id in gone:
+            self._fenced.pop(rollout_id, None)
+        for episode in [episode for episode in self._owed if episode.rollout_id in gone]:
+            await self._pay(episode)
+        self.ledger.pending.forget(gone)
+
+    def drop(self, rollout_id: str) -> None:
+        for kept in (self._unused, self._owed):
+            for episode in [each for each in kept if each.rollout_id == rollout_id]:
+                del kept[episode]
+
+    async def _discard_unused(self, episodes: Iterable[EpisodeId]) -> None:
+        """Remove staged tokens of calls that were never delivered."""
+        for episode in list(episodes):
+            used = {key for row in (await self.ledger.read(episode)).rows for key in row.staging_keys}
+            await self.tokens.discard([key for key in self._unused.get(episode, {}) if key not in used])
+            self._unused.pop(episode, None)
+
+    def books(self) -> Iterator[tuple[str, int]]:
+        """Sizes of everything that is kept per rollout (INV-39)."""
+        for name in ("_started", "_unused", "_owed", "_fenced"):
+            yield name, len(getattr(self, name))
+        yield "pending", len(self.ledger.pending)
+
+
+def _poison(call_id: str, reason: Reason, error: Any) -> Poison:
+    return Poison(call_id, reason, str(error)[:POISON_DETAIL_MAX_CHARS])

@@ -1,0 +1,28 @@
+"""One control operation after the other, each waiting no longer than its deadline."""
+
+from __future__ import annotations
+
+import anyio
+
+from gym_ckpt.errors import DeadlineExceeded
+
+
+class Serialized:
+    """The transition lock, waited for no longer than a deadline."""
+
+    def __init__(self, lock: anyio.Lock, until: float, doing: str) -> None:
+        self._lock, self._until, self._doing = lock, until, doing
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+            return
+        except anyio.WouldBlock:
+            pass
+        with anyio.move_on_at(self._until):
+            await self._lock.acquire()
+            return
+        raise DeadlineExceeded(f"{self._doing}: another control call was still running at the deadline; repeat")
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()

@@ -1,0 +1,272 @@
+"""The capture ledger on the disk, beside what the gate says (INV-16, 18, 19, 20, 36, 42, 43, 46, 62, 63, 65).
+
+Rows are read from the files themselves, as they are and as a power cut would leave them. Ids of calls begin with the
+capture key under which the shipped agent made them, so a row tells under which key its call was made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX
+from sim.disk import SimFileSystem
+from sim.oracle.files import Archive
+from sim.oracle.findings import Check, Findings, Handler, episode, episodes
+from sim.oracle.gate import GENERATES
+from sim.trace import Row
+
+ROWS, POISON, FENCE, STARTED = (f".lineage.{ending}" for ending in ("jsonl", "poison", "fence", "started"))
+
+
+class Shelf:
+    """A ledger's directory as an onlooker reads it; a line that is torn is none."""
+
+    def __init__(self, disk: SimFileSystem, directory: str) -> None:
+        self._disk = disk
+        self.directory = directory
+
+    def lines(self, name: str, *, durable: bool = False) -> list[dict[str, Any]]:
+        path = f"{self.directory}/{name}"
+        tree = self._disk.durable_tree(path) if durable else self._disk.tree(path)
+        data = tree.get(path, b"")
+        return [json.loads(line) for line in data.split(b"\n")[:-1] if b"\0" not in line]
+
+    def rows(self, key: str, *, durable: bool = False) -> list[dict[str, Any]]:
+        """Without those that poison hides."""
+        hidden = self.hidden(key)
+        return [row for row in self.lines(key + ROWS, durable=durable) if row["model_call_id"] not in hidden]
+
+    def hidden(self, key: str) -> set[str]:
+        return {entry["model_call_id"] for entry in self.lines(key + POISON) if entry["reason"] == "row_write_failed"}
+
+    def has(self, name: str) -> bool:
+        path = f"{self.directory}/{name}"
+        return path in self._disk.tree(path)
+
+    def names(self) -> list[str]:
+        """Files of capture keys, sorted."""
+        start = len(self.directory) + 1
+        return [path[start:] for path in self._disk.tree(self.directory) if ".lineage." in path]
+
+
+class Writing(Check):
+    """INV-16: a row comes after the leave to begin, and is durable before the answer's head is sent.
+
+    INV-19: an answer whose row failed is not sent. INV-20: no checkpoint is ready and no retire done before a row that
+    is being written is there. INV-43: by the time a restored attempt's call is held or begins, its marker stands.
+    """
+
+    def __init__(self, findings: Findings, shelf: Shelf, models: frozenset[str]) -> None:
+        super().__init__(findings)
+        self._models = models
+        self._shelf = shelf
+        self._calls: dict[int, str] = {}
+        """Exchanges that are gated calls, with their capture keys, until their answer's head."""
+        self._heads: Counter[str] = Counter()
+        """By capture key: answers that began to be sent."""
+        self._unstaged: Counter[str] = Counter()
+        """... and calls that were delivered without a row, because they could not be staged."""
+        self._writing: dict[str, dict[str, str]] = {}
+        """By node, by call: the capture key of each that has begun and whose row is not there yet."""
+        self._restored: set[str] = set()
+        self.failed: dict[str, str] = {}
+        """Calls whose row failed, with their capture keys."""
+        self.begun: set[str] = set()
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "node.started": self._new_life,
+            "net.request": self._request,
+            "net.duplicate": self._request,
+            "net.head": self._head,
+            "gate.held": self._marked,
+            "gate.not_captured": self._not_captured,
+            "gate.started": self._begin,
+            "gate.row": self._written,
+            "gate.withdrawn": self._withdrawn,
+            "phase": self._phase,
+            "retire.done": self._retired,
+            "restore.installed": self._installed,
+            "collector.restored": self._restore,
+        }
+
+    def _new_life(self, row: Row) -> None:
+        self._writing.pop(row.node, None)
+
+    def _request(self, row: Row) -> None:
+        path = row.fields["path"]
+        if path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
+            self._calls[row.fields["x"]] = path[len(ROLLOUT_PREFIX) :].partition("/")[0]
+
+    def _head(self, row: Row) -> None:
+        key = self._calls.pop(row.fields["x"], None)
+        if key is None or row.node not in self._models or row.fields["status"] >= 400:
+            return
+        self._heads[key] += 1
+        if self._shelf.has(key + FENCE):
+            return  # whoever looks after its files has retired it; the answer's server is about to
+        made = [row for row in self._shelf.rows(key, durable=True) if row["capture_key"] == key]
+        without = self._heads[key] - len(made) - self._unstaged[key]
+        self.look(16, f"an answer of {key} is sent whose row is not durable" if without > 0 else None, row.node)
+
+    def _not_captured(self, row: Row) -> None:
+        self._unstaged[row.fields["episode"]] += 1
+
+    def _begin(self, row: Row) -> None:
+        key, call = row.fields["episode"], row.fields["call"]
+        self._marked(row)
+        early = call not in self.begun and any(each["model_call_id"] == call for each in self._shelf.rows(key))
+        self.look(16, f"call {call} had its row before it began" if early else None, row.node)
+        self.begun.add(call)
+        self._writing.setdefault(row.node, {})[call] = key
+
+    def _marked(self, row: Row) -> None:
+        key = row.fields["episode"]
+        if key in self._restored and not self._shelf.has(key + FENCE):
+            stands = self._shelf.has(key + STARTED)
+            self.look(43, None if stands else f"a call of {key} is at the gate, and it does not count as started")
+
+    def _written(self, row: Row) -> None:
+        self._writing.get(row.node, {}).pop(row.fields["call"], None)
+
+    def _withdrawn(self, row: Row) -> None:
+        self._written(row)
+        if row.fields["failed"]:
+            self.failed[row.fields["call"]] = row.fields["episode"]
+
+    def _phase(self, row: Row) -> None:
+        if row.fields["now"] == "prepared":
+            left = sorted(self._writing.get(row.node, ()))
+            self.look(20, f"ready, and the row of {left[0]} is being written" if left else None, row.node)
+
+    def _retired(self, row: Row) -> None:
+        highest = {each.rollout_id: each.attempt for each in episodes(row.fields["episodes"])}
+        for call, key in self._writing.get(row.node, {}).items():
+            at = episode(key)
+            late = at.attempt <= highest.get(at.rollout_id, -1)
+            self.look(20, f"{key} is retired, and the row of {call} is being written" if late else None, row.node)
+
+    def _installed(self, row: Row) -> None:
+        """What an earlier execution of the same attempt left is gone with its rows."""
+        for each in episodes(row.fields["scope"]):
+            self._heads.pop(each.next().key, None)
+            self._unstaged.pop(each.next().key, None)
+
+    def _restore(self, row: Row) -> None:
+        self._restored.update(row.fields["installed"])
+
+
+class Carried(Check):
+    """What a checkpoint holds of the ledger, and what a restore makes of the ledger (INV-19, 42, 46, 62, 63, 65)."""
+
+    def __init__(
+        self,
+        findings: Findings,
+        archive: Archive,
+        disk: SimFileSystem,
+        shelf: Shelf,
+        writing: Writing,
+        models: frozenset[str],
+    ) -> None:
+        super().__init__(findings)
+        self._models = models
+        self._lost_power = False
+        """Whether a model server's host has, since a restore began: what it imported was not synced."""
+        self._archive = archive
+        self._disk = disk
+        self._shelf = shelf
+        self._writing = writing
+        self._given_up: set[str] = set()
+        """Restores that some server has ended."""
+        self._unstaged: dict[str, None] = {}
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "collector.published": self._published,
+            "collector.restored": self._restored,
+            "restore.ended": self._ended,
+            "node.crashed": self._crashed,
+            "phase": self._phase,
+            "gate.not_captured": self._not_captured,
+        }
+
+    def _not_captured(self, row: Row) -> None:
+        self._unstaged.setdefault(row.fields["call"])
+
+    def _ended(self, row: Row) -> None:
+        self._given_up.add(row.fields["restore_id"])
+
+    def _phase(self, row: Row) -> None:
+        if row.fields["now"] == "restoring":
+            self._lost_power = False
+
+    def _crashed(self, row: Row) -> None:
+        self._lost_power = self._lost_power or row.node in self._models
+
+    def _published(self, row: Row) -> None:
+        records = self._archive.contents(row.fields["checkpoint_id"]).records
+        held: dict[EpisodeId, list[dict[str, Any]]] = {}
+        for (kind, name), states in records.items():
+            if kind != Kind.MODEL:
+                continue
+            twice = sorted(held.keys() & states.keys())
+            self.look(46, f"two servers hold rows of {twice[0]}" if twice else None, name)
+            held.update({each: state["rows"] for each, state in states.items()})
+        rows = [row for each in held.values() for row in each]
+        failed = sorted(row["model_call_id"] for row in rows if row["model_call_id"] in self._writing.failed)
+        self.look(19, f"call {failed[0]}, whose row failed, is in the checkpoint" if failed else None, row.node)
+        keys = [key for each in rows for key in (*each["staging_chain"], each["staging_key"])]
+        self.look(46, self._missing(keys), row.node)
+        for (kind, _), states in records.items():
+            if kind == Kind.AGENT:
+                for each, state in states.items():
+                    self._complete(each, state, held.get(each, []))
+
+    def _missing(self, keys: Iterable[str]) -> str | None:
+        for key in keys:
+            path = f"{self._shelf.directory}/tokens/{key[:2]}/{key}"
+            if path not in self._disk.durable_tree(path):
+                return f"staged key {key} is in the checkpoint and not in the token store"
+        return None
+
+    def _complete(self, at: EpisodeId, session: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+        known = {row["model_call_id"] for row in rows} | self._unstaged.keys()
+        lost = [call["model_call_id"] for call in session["state"]["calls"] if call["model_call_id"] not in known]
+        self.look(42, f"call {lost[0]} of the session of {at} has no row in the checkpoint" if lost else None)
+
+    def _restored(self, row: Row) -> None:
+        if self._lost_power or row.fields["restore_id"] in self._given_up:
+            return
+        installed = episodes(row.fields["installed"])
+        records = self._archive.contents(row.fields["checkpoint_id"]).records
+        held = {
+            each.next().key: (state["rows"], state["poison"])
+            for (kind, _), states in records.items()
+            if kind == Kind.MODEL
+            for each, state in states.items()
+        }
+        attempts = {each.rollout_id: each.attempt for each in installed}
+        there = [(name, *named(name)) for name in self._shelf.names()]
+        for name, at, ending in there:
+            target = attempts.get(at.rollout_id)
+            if target is None:
+                continue
+            left = at.attempt > target or (at.attempt == target and ending in (FENCE, STARTED))
+            left = left or (at.attempt < target and ending != FENCE)
+            self.look(62, f"{name} is left over from a dead execution" if left else None)
+        fenced = {at for _, at, ending in there if ending == FENCE}
+        for each in installed:
+            open_to = [n for n in range(each.attempt) if EpisodeId(each.rollout_id, n) not in fenced]
+            self.look(63, f"attempt {open_to[0]} of {each.rollout_id} has no fence" if open_to else None)
+            rows, poison = held.get(each.key, ([], []))
+            same = self._shelf.lines(each.key + ROWS) == rows and self._shelf.lines(each.key + POISON) == poison
+            self.look(65, None if same else f"the ledger of {each} is not what the checkpoint holds")
+
+
+def named(name: str) -> tuple[EpisodeId, str]:
+    key, _, ending = name.rpartition(".lineage.")
+    return episode(key), f".lineage.{ending}"
