@@ -1,9 +1,9 @@
 """`restore-floor`: a ledger's restore among 100,000 foreign files, against one listing plus one read of the same bytes.
 
 Measured: clear, import under N+1 and retire 0..N of every episode, from rows in memory to the directory's sync; each
-rollout has a ledger of its dead execution with a row more, and a tenth have one of a later attempt. The reference lists the same directory once and
-reads the same bytes once, in the same run. Beside it stands what one new file per episode costs alone, the floor of any
-ledger that keeps a file per capture key.
+rollout has a ledger of its dead execution with a row more, and a tenth have one of a later attempt. The reference lists
+the same directory once and reads the same bytes once, in the same run. Beside it stands what one new file per episode
+costs alone, the floor of any ledger that keeps a file per capture key.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def lines(record: Exported) -> list[bytes]:
 
 
 def prepare(ledger: str, records: list[Exported]) -> None:
-    """What a crash leaves: the dead execution's ledger with a row more, no fence, and a tenth has one of a later attempt."""
+    """What a crash leaves: the dead execution's ledger with a row more, no fence; a tenth has one of a later attempt."""
     for number, record in enumerate(records):
         for attempt in range(record.episode.attempt + 3):
             key = EpisodeId(record.episode.rollout_id, attempt).key

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from e2e.nursery import POLL_S, WAIT_S, Nursery
 from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.cli.config import load
 from gym_ckpt.cli.demo_gym import COLLECTOR, SERVERS, DemoGym
 from gym_ckpt.gyms.inventory import ITEMS
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.pointer import read_pointer
 from gym_ckpt.storage.verify import verify_checkpoint
 from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CONTROL_PREFIX
 
 TURNS = (1, 1, 2, 1, 6, 2, 1, 14)
 """Of each rollout: most are short, and one outlasts many lives of the gym."""
@@ -92,6 +94,16 @@ class Many:
         """How many attempts the dispatch log names."""
         log = self.gym.run_dir / "dispatched.jsonl"
         return log.read_bytes().count(b"rollout_id") if log.exists() else 0
+
+    def idle(self) -> bool:
+        """Whether the policy model is in no checkpoint: then the collector has done all that belongs to the last."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.gym.ports[SERVERS.index("policy")], timeout=WAIT_S)
+        try:
+            token = load(self.gym.config).settings.control_token
+            connection.request("GET", f"{CONTROL_PREFIX}status", headers={"authorization": f"Bearer {token}"})
+            return bool(json.loads(connection.getresponse().read())["phase"] == "idle")
+        finally:
+            connection.close()
 
     def speed_up(self) -> None:
         """A slow gym is as fast as another from its next start on."""

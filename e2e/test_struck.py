@@ -31,6 +31,7 @@ def checkpoint(many: Many) -> bool:
     before, published = verdicts(many), many.said().count(" collector.published {")
     many.nursery.signal(COLLECTOR, signal.SIGUSR1)
     many.until(lambda: verdicts(many) > before, "the end of a checkpoint")
+    many.until(many.idle, "its older ones to be pruned, and the servers to go on")
     return many.said().count(" collector.published {") > published
 
 

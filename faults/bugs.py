@@ -159,12 +159,6 @@ BUGS: dict[str, Bug] = {
             collector.rows_unsynced,
         ),
         Bug(
-            "output-not-awaited",
-            "a checkpoint is published before the rows that finished in front of it are in the output",
-            "INV-91",
-            collector.rows_not_awaited,
-        ),
-        Bug(
             "dispatch-log-not-durable",
             "an attempt is sent before the dispatch log says so for certain",
             "INV-38",

@@ -72,6 +72,8 @@ SCHEMA_SIZE_MAX: Final = 10_000
 """Values of one turn's arguments; also characters of one of their strings and entries of one of their lists."""
 ITEM_AMOUNT_MAX: Final = 100
 """Pieces that one call of an inventory tool moves."""
+IDEMPOTENCY_KEYS_KEPT: Final = 4096
+"""Of one resources session: tool calls that are known to have been done, so that a late copy is not done again."""
 ITEM_STOCK_MAX: Final = 1_000_000
 """Pieces of one item that an inventory holds."""
 

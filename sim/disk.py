@@ -16,6 +16,7 @@ import errno
 import os
 import random
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from gym_ckpt.ports import File, FileSystem, Lock
 from sim.inodes import Change, Directory, Inode, Node, Write
@@ -168,10 +169,11 @@ class SimFileSystem:
                 dirty.pop(node.serial, None)
 
 
-def _parts(path: str) -> list[str]:
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
     if not path.startswith("/"):
         raise AssertionError(f"paths are absolute: {path!r}")
-    parts = [part for part in path.split("/") if part]
+    parts = tuple(part for part in path.split("/") if part)
     if any(part in (".", "..") for part in parts):
         raise AssertionError(f"paths are plain: {path!r}")
     if any(len(part.encode()) > NAME_MAX_BYTES for part in parts):

@@ -1,8 +1,8 @@
 """Resources server: sessions of one gym, their tools and verification, as a participant.
 
 A tool call carries only its cookie; the session was bound to its episode at seed. A call with an idempotency key whose
-reply was lost is answered from the session, not done again (INV-3): callers work one step at a time, so the last reply
-is all that has to be kept.
+reply was lost is answered from the session, not done again (INV-3). Callers work one step at a time, so the last reply
+is all that has to be kept; an older call that arrives once more has nobody who waits for it and is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, StaleAttempt
 from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
+from gym_ckpt.limits import IDEMPOTENCY_KEYS_KEPT
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.admission import Pass
 from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer
@@ -56,6 +57,16 @@ class Session:
     busy: anyio.Lock = field(default_factory=anyio.Lock)
     last_key: str | None = None
     last_reply: Answer | None = None
+    done: dict[str, None] = field(default_factory=dict)
+    """Keys of the calls before the last one, oldest first."""
+
+    def keep(self, key: str | None, reply: Answer) -> None:
+        """A call was done. Raises nothing; only the newest keys are kept."""
+        if self.last_key is not None:
+            self.done[self.last_key] = None
+            if len(self.done) > IDEMPOTENCY_KEYS_KEPT:
+                del self.done[next(iter(self.done))]
+        self.last_key, self.last_reply = key, reply
 
 
 class ResourcesParticipant(Participant):
@@ -118,9 +129,11 @@ class ResourcesParticipant(Participant):
             async with session.busy:
                 if key is not None and key == session.last_key and session.last_reply is not None:
                     return session.last_reply
+                if key in session.done:
+                    raise Refused(409, f"the call with the key {key} was done already, and others after it")
                 await self.ports.probe("resources.before_effect")
                 reply = await self._effect(session, tool, arguments, key)
-                session.last_key, session.last_reply = key, reply
+                session.keep(key, reply)
         return reply
 
     async def _effect(self, session: Session, tool: str, arguments: dict[str, Any], key: str | None) -> Answer:

@@ -31,6 +31,8 @@ class Dispatching(Check):
         self._in_flight: set[EpisodeId] = set()
         self._restored: set[EpisodeId] = set()
         self._replied: set[EpisodeId] = set()
+        self._given_up: set[EpisodeId] = set()
+        """Attempts that a retire was begun for."""
         self._unwritten: set[EpisodeId] = set()
         """Finished, and their rows are not written yet."""
 
@@ -88,7 +90,9 @@ class Dispatching(Check):
     def _retire(self, row: Row) -> None:
         given_up = set(episodes(row.fields["episodes"]))
         self.look(93, "attempts are retired while a checkpoint is open" if self._open else None, row.node)
-        answered = sorted(given_up & self._replied)
+        # A retire that is repeated names what its first try has stopped: that refusal was the attempt's reply.
+        answered = sorted((given_up - self._given_up) & self._replied)
+        self._given_up |= given_up
         self.look(93, f"{answered[0]} has replied and is retired" if answered else None, row.node)
         for each in sorted(given_up):
             self._ended(each)

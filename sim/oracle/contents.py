@@ -85,10 +85,11 @@ class Delivered(Check):
         self.look(18, only_started(_rows(contents), before))
 
     def _restored(self, row: Row) -> None:
+        installed = set(row.fields["installed"])  # a checkpoint may hold more: a row that failed since starts anew
         for (kind, _), held in self._archive.contents(row.fields["checkpoint_id"]).records.items():
             if kind == Kind.AGENT:
-                done = {each.next().key: len(state["state"]["calls"]) for each, state in held.items()}
-                self._done.update({key: done[key] for key in row.fields["installed"] if key in done})
+                calls = {each.next().key: len(state["state"]["calls"]) for each, state in held.items()}
+                self._done.update({key: count for key, count in calls.items() if key in installed})
 
 
 def _rows(contents: Contents) -> list[str]:

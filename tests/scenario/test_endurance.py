@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from faults.catalogue import Lose
+from faults.catalogue import Lose, Restart, SlowDisk
+from faults.collector_patches import rows_not_awaited
 from faults.inject import Injector
-from faults.plan import Plan
+from faults.plan import Plan, Setup
 from gym_ckpt.settings import EnvironmentSettings
 from gym_ckpt.wire import json
 from sim.cluster import CONTROLLER, OUTPUT, SERVERS, Cluster, Options, until
@@ -53,3 +54,17 @@ def test_episodes_that_hang_on_every_attempt_end_in_terminal_rows(monkeypatch: p
     rows = [json.loads(line) for data in failures.values() for line in data.splitlines()]
     assert len({row["rollout_id"] for row in rows if row["final"]}) == 8
     assert all("episode_timeout_s" in row["reason"] for row in rows)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "as it must not be"])
+def test_rows_on_a_slow_disk_are_awaited_by_the_checkpoint_that_leaves_them_out(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """Scenario 11. Too rare a moment for the campaign to find the bug in reasonable time: so it is planted here."""
+    for owner, name, value in rows_not_awaited() if broken else ():
+        monkeypatch.setattr(owner, name, value)
+    slow = SlowDisk("controller", 3.0, 3, 100, "log.write")
+    plan = Plan(Setup(workload=3, every_s=0.5), 30.0, Restart("whole", 0.1), Restart(), (slow,))
+    verdict = run_seed(1, "scenario", plan=plan, keep_all_rows=True)
+    assert {violation.invariant for violation in verdict.violations} == ({"INV-91"} if broken else set())
+    assert verdict.faults["slow_disk"] > 1

@@ -382,6 +382,7 @@ def there_are_more_effects_than_steps(on: Onlooker, wrong: bool) -> None:
 def an_attempt_is_sent_again(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "collector.dispatch", episode="r-a1")
     on.emit("controller", "node.started", epoch=2)
+    on.emit("controller", "collector.retire", episodes=["r-a1"])
     on.emit("controller", "collector.dispatch", episode="r-a1" if wrong else "r-a2")
 
 
