@@ -308,6 +308,12 @@ BUGS: dict[str, Bug] = {
             "INV-42",
             ledger.restored_not_exported,
         ),
+        Bug(
+            "silent-continuation",
+            "a restored attempt that makes no further model call tells no model server that it goes on",
+            "INV-42",
+            ledger.no_claim,
+        ),
     )
 }
 

@@ -408,8 +408,9 @@ def _in_row_write(d: _Drawing) -> Fault | tuple[Fault, ...]:
     if chance.random() < 0.5:
         step = chance.choice(("ledger.open", "ledger.write", "ledger.fsync", "ledger.check", "tokens.rename"))
         return faults.DiskError(policy, chance.choice(("ENOSPC", "EIO")), k, chance.choice((1, 1, 2, 5)), step)
-    slow = faults.SlowDisk(policy, round(chance.uniform(0.1, 1.5), 3), k, chance.choice((1, 3)), "ledger.fsync")
-    return slow, faults.Crash(("agent",), OnRow("gate.started", chance.randint(k, k + 6)), d.restart(whole=0.2))
+    step = chance.choice(("ledger.check", "ledger.read", "ledger.write", "ledger.fsync"))
+    slow = faults.SlowDisk(policy, round(chance.uniform(0.01, 0.2), 3), 1, 60, step)
+    return slow, faults.Crash(("agent",), OnRow("gate.started", k), d.restart(whole=0.2))
 
 
 def _slow_disk(d: _Drawing) -> Fault:

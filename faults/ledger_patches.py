@@ -9,6 +9,7 @@ from faults.patches import Patches, mutated
 from gym_ckpt.core.lineage import LedgerRow, Link, find_parent
 from gym_ckpt.participants import capture
 from gym_ckpt.participants.captured import LedgerBook
+from gym_ckpt.participants.environment import EnvironmentParticipant
 from gym_ckpt.participants.gate import Delivery, GatedCall
 from gym_ckpt.runtime.ledger import CaptureLedger
 from gym_ckpt.storage import ledger, tokens
@@ -126,3 +127,10 @@ def restored_not_exported() -> Patches:
         return await real(self, [episode for episode in scope if episode not in self.pending])
 
     return [(CaptureLedger, "export", export)]
+
+
+def no_claim() -> Patches:
+    async def claim(self: EnvironmentParticipant, episode: EpisodeId) -> None:
+        return
+
+    return [(EnvironmentParticipant, "_claim", claim)]
