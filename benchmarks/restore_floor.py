@@ -141,7 +141,7 @@ def lines(record: Exported) -> list[bytes]:
 
 
 def prepare(ledger: str, records: list[Exported]) -> None:
-    """What a crash leaves: the dead execution's ledger with a row more, no fence; a tenth has one of a later attempt."""
+    """What a crash leaves: the dead execution's ledger with a row more, no fence; a tenth a later attempt's as well."""
     for number, record in enumerate(records):
         for attempt in range(record.episode.attempt + 3):
             key = EpisodeId(record.episode.rollout_id, attempt).key

@@ -125,6 +125,11 @@ class Many:
     def kill_all(self) -> None:
         self.nursery.kill(*self.nursery.alive)
 
+    def until_published_again(self) -> None:
+        """Until there is one checkpoint more, or the collector has ended."""
+        before = self.said().count("collector.published")
+        self.until(lambda: self.ended() or self.said().count("collector.published") > before, "a checkpoint")
+
     def until(self, true: Callable[[], object], what: str) -> None:
         end = time.monotonic() + WAIT_S
         while not true():

@@ -247,4 +247,4 @@ def test_an_evicted_pod_is_continued_by_the_next(tmp_path: Path, calm: Rows) -> 
         pod.close()
     result = compare(calm, many.gym.rows())
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])
-    assert log.read_text().count("rows restored from checkpoint") == 2
+    assert "rows restored from checkpoint" in log.read_text()

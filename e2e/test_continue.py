@@ -11,7 +11,7 @@ import pytest
 
 from e2e.cluster import ROLLOUTS, Cluster, command
 from gym_ckpt.cli.demo_figures import compare, effects, lost_calls, read_saved
-from gym_ckpt.cli.demo_gym import COLLECTOR
+from gym_ckpt.cli.demo_gym import COLLECTOR, SERVERS
 from gym_ckpt.wire import json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -59,7 +59,7 @@ async def test_a_stop_by_sigterm_is_continued(tmp_path: Path, undisturbed: Rows)
         status, said, _ = await command("inspect", str(cluster.gym.run_dir), "--verify", "--json")
         assert status == 0 and json.loads(said.encode())["latest"] == saved.checkpoint_id
 
-        assert await cluster.servers.kill_all() == 6
+        assert await cluster.servers.kill_all() == len(SERVERS)
         await cluster.start()
         await cluster.collect(resume=True)
         assert await cluster.collected() == 0
@@ -76,7 +76,7 @@ async def test_everything_killed_after_a_checkpoint_is_continued(tmp_path: Path,
         assert (await command("checkpoint", str(cluster.gym.run_dir)))[0] == 0
         await cluster.until_published()
         await anyio.sleep(0.3)
-        assert await cluster.servers.kill_all() == 7
+        assert await cluster.servers.kill_all() == len(SERVERS) + 1
         saved = read_saved(str(cluster.gym.run_dir))
 
         await cluster.start()

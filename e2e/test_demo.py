@@ -31,7 +31,7 @@ async def test_the_demo_finds_nothing_different(tmp_path: Path) -> None:
     assert figures["processes_killed"] == 8
     assert 0 < figures["tokens_saved"] < figures["tokens_total"]
     assert min(figures["prepare_s"], figures["commit_s"], figures["restore_s"]) > 0
-    assert (kept / "gym" / "rollouts.jsonl").exists() and (kept / "gym" / "logs" / "policy.log").exists()
+    assert (kept / "gym" / "rollouts.jsonl").exists() and (kept / "gym" / "logs" / "collector.log").exists()
 
 
 async def test_the_demo_refuses_a_folder_in_use(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ class Seeds(click.ParamType[range]):
             return value
         first, dots, last = str(value).partition("..")
         if not (dots and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            self.fail(f"{value!r} is no range of seeds such as 0..2000", param, ctx)
+            self.fail(
+                f"{value!r} is no range of seeds: A..B goes from A up to, and without, B, such as 0..2000", param, ctx
+            )
         return range(int(first), int(last))
 
 

@@ -82,8 +82,17 @@ class Supervisor:
         return await self._exit.__aexit__(kind, error, where)
 
     async def start(self, name: str, command: Command) -> int:
-        """Start a process; returns its id. Raises `ConfigError` when it cannot be started at all."""
+        """Start a process; returns its id.
+
+        Raises:
+            ConfigError: it cannot be started at all, or somebody answers at its health route already, whose answer
+                would be taken for its own.
+        """
         assert name not in self._running, f"{name} runs already"
+        if command.health_url is not None:
+            async with HttpxClient() as client:
+                if await _healthy(client, command.health_url):
+                    raise ConfigError(f"{command.health_url} answers already: another gym runs there; stop it first")
         environment = {**os.environ, **self._environment, PARENT_PID: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         try:
             process = await anyio.open_process(

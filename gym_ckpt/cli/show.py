@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_ckpt.cli.config import effective, load
 from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import plain
 
 
 def show_config(config: str, *, as_json: bool) -> str:
@@ -14,7 +15,7 @@ def show_config(config: str, *, as_json: bool) -> str:
     rows = effective(loaded)
     if as_json:
         values = {row.path: {"value": row.value, "source": row.source} for row in rows}
-        return json.dumps({"source": loaded.source, "values": values}).decode()
+        return json.dumps(plain({"source": loaded.source, "values": values})).decode()
     width = max(len(row.path) for row in rows)
     texts = [_text(row.value) for row in rows]
     value_width = max(len(text) for text in texts)
@@ -24,4 +25,4 @@ def show_config(config: str, *, as_json: bool) -> str:
 
 
 def _text(value: Any) -> str:
-    return "unset" if value is None else json.dumps(value).decode()
+    return "unset" if value is None else json.dumps(plain(value)).decode()

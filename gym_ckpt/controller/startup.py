@@ -165,7 +165,10 @@ def refuse_existing(output: str) -> Job[None]:
         yield "start.look"
         for path in (output, failures_path(output)):
             if fs.exists(path) and fs.size(path) > 0:
-                raise ConfigError(f"{path} exists and is not of this run: remove it, or choose another collect.output")
+                raise ConfigError(
+                    f"{path} exists and is not of this run: is collect.checkpoint_dir the right one? If so, move the "
+                    "file away or choose another collect.output"
+                )
 
     return job
 

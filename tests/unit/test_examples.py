@@ -8,10 +8,12 @@ from typing import TypeVar, cast
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_types import SERVER_KINDS
+from gym_ckpt.cli.show import show_config
 from gym_ckpt.controller.input import read_input
 from gym_ckpt.gyms import SHIPPED
 from gym_ckpt.ports import Job
 from gym_ckpt.settings import CollectSettings, ResourcesSettings
+from gym_ckpt.wire import json
 
 T = TypeVar("T")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -60,3 +62,11 @@ def test_the_tasks_are_read_and_seed_the_example_gym() -> None:
     read = done(read_input(collect.input, collect.repeats))
     assert len(read.tasks) == 12 * collect.repeats
     assert len(set(read.tasks.values())) == 12
+
+
+def test_the_example_can_be_shown() -> None:
+    """Tuples and all: a configuration that loads can be printed (`gym-ckpt config show`)."""
+    shown = show_config(str(EXAMPLES / "gym.toml"), as_json=False)
+    assert "servers.policy.workers" in shown and "********" in shown
+    values = json.loads(show_config(str(EXAMPLES / "gym.toml"), as_json=True).encode())["values"]
+    assert values["servers.policy.workers"] == {"value": ["worker"], "source": "file"}
