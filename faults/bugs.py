@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from faults import collector_patches as collector
+from faults import ledger_patches as ledger
 from faults import patches
 from faults.patches import Patches
 from gym_ckpt.errors import ConfigError
@@ -210,6 +211,108 @@ BUGS: dict[str, Bug] = {
             "a restore forgets that the attempts which it continues are dead",
             "INV-63",
             patches.no_marks_at_restore,
+        ),
+        Bug(
+            "row-at-staging",
+            "a row is written when an answer's tokens are staged, and counts for every server that shares the ledger",
+            "INV-17",
+            ledger.row_at_staging,
+        ),
+        Bug(
+            "row-after-first-chunk",
+            "a row is written after its answer has been sent",
+            "INV-16",
+            ledger.row_after_first_chunk,
+        ),
+        Bug(
+            "failed-row-answered",
+            "an answer is sent although its row could not be written",
+            "INV-19",
+            ledger.answer_failed_write,
+        ),
+        Bug(
+            "row-write-cut-short",
+            "a cancellation ends the writing of a row",
+            "INV-20",
+            ledger.cut_row_write_short,
+        ),
+        Bug(
+            "capture-failure-unsaid",
+            "a call that could not be staged is served, and its rollout passes for sound",
+            "INV-4",
+            ledger.silent_capture_failure,
+        ),
+        Bug(
+            "parent-consumed",
+            "a request takes its parent out of the books, and its repetition finds none",
+            "INV-67",
+            ledger.consume_parents,
+        ),
+        Bug(
+            "started-without-marker",
+            "the first call of a restored attempt leaves no marker",
+            "INV-43",
+            ledger.no_marker,
+        ),
+        Bug(
+            "delete-without-marker-check",
+            "a commit deletes restored attempts out of its scope without asking who has begun",
+            "INV-43",
+            ledger.marker_not_checked,
+        ),
+        Bug(
+            "fence-not-cleared",
+            "a restore leaves the fences of dead executions",
+            "INV-62",
+            ledger.fence_not_cleared,
+        ),
+        Bug(
+            "cleared-only-with-rows",
+            "a restore clears only what it has rows for",
+            "INV-62",
+            ledger.rows_without_records_not_cleared,
+        ),
+        Bug(
+            "restore-without-fences",
+            "a restore fences none of the attempts before",
+            "INV-63",
+            ledger.no_fences_at_restore,
+        ),
+        Bug(
+            "carried-rows-restamped",
+            "a carried row gets the key of the attempt that continues it",
+            "INV-64",
+            ledger.restamp_carried_rows,
+        ),
+        Bug(
+            "two-owners-of-a-ledger",
+            "every server that shares a ledger exports all of it",
+            "INV-46",
+            ledger.everybody_owns,
+        ),
+        Bug(
+            "staged-tokens-not-durable",
+            "staged tokens are not durable when their row is",
+            "INV-46",
+            ledger.tokens_not_synced,
+        ),
+        Bug(
+            "fences-outlive-forget",
+            "a forgotten rollout leaves its fences",
+            "INV-39",
+            ledger.fences_stay,
+        ),
+        Bug(
+            "unclaimed-not-exported",
+            "restored attempts that nobody has called are left out of the next checkpoint",
+            "INV-42",
+            ledger.restored_not_exported,
+        ),
+        Bug(
+            "silent-continuation",
+            "a restored attempt that makes no further model call tells no model server that it goes on",
+            "INV-42",
+            ledger.no_claim,
         ),
     )
 }

@@ -399,6 +399,20 @@ def _disk_error(d: _Drawing) -> Fault:
     return faults.DiskError(node, d.chance.choice(get_args(faults.Errno)), k, d.chance.choice((1, 1, 3, 10)), step)
 
 
+def _in_row_write(d: _Drawing) -> Fault | tuple[Fault, ...]:
+    """A row of the ledger is being written when its disk fails, or when its caller leaves."""
+    chance, policy = d.chance, d.policy()
+    k = chance.randint(1, 12)
+    if len(d.policies) < 2:
+        return _disk_error(d)
+    if chance.random() < 0.5:
+        step = chance.choice(("ledger.open", "ledger.write", "ledger.fsync", "ledger.check", "tokens.rename"))
+        return faults.DiskError(policy, chance.choice(("ENOSPC", "EIO")), k, chance.choice((1, 1, 2, 5)), step)
+    step = chance.choice(("ledger.check", "ledger.read", "ledger.write", "ledger.fsync"))
+    slow = faults.SlowDisk(policy, round(chance.uniform(0.01, 0.2), 3), 1, 60, step)
+    return slow, faults.Crash(("agent",), OnRow("gate.started", k), d.restart(whole=0.2))
+
+
 def _slow_disk(d: _Drawing) -> Fault:
     node, step, k = d.step()
     return faults.SlowDisk(
@@ -439,6 +453,7 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("disk", "disk error", _disk_error, 2.0),
     ("disk", "slow disk", _slow_disk, 1.0),
     ("disk", "slow write", _slow_write, 2.0),
+    ("disk", "trouble in a row's write", _in_row_write, 2.0),
     ("disk", "crash at a disk step", _at_step, 1.0),
     ("signals", "SIGUSR1", _signal("SIGUSR1"), 1.5),
     ("signals", "SIGTERM", _signal("SIGTERM"), 1.5),

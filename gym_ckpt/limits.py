@@ -50,6 +50,8 @@ DRAIN_S: Final = 10.0
 """From SIGTERM until a server closes connections that are still busy."""
 READY_S: Final = 60.0
 """Start-up: how long to wait for a server to answer its health route."""
+OPEN_FILES_S: Final = 30.0
+"""Start-up: how long a server tries to open the files that it shares with others."""
 LISTEN_BACKLOG: Final = 16384
 
 assert CONTROL_RETRY_FIRST_S < CONTROL_RETRY_MAX_S < CONTROL_ATTEMPT_TIMEOUT_S < RESUME_BUDGET_S

@@ -21,7 +21,14 @@ import msgspec
 from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, next_tool
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, PeerLost, StaleAttempt
 from gym_ckpt.participants.completions import StreamedCompletion, whole
-from gym_ckpt.participants.model import CALL_ID, STARTED_PATH, CallRef, StartedReply, StartedRequest
+from gym_ckpt.participants.model import (
+    CALL_ID,
+    MODEL_CLAIM_PATH,
+    STARTED_PATH,
+    CallRef,
+    StartedReply,
+    StartedRequest,
+)
 from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
 from gym_ckpt.ports import Headers, Ports
 from gym_ckpt.runtime.admission import Pass
@@ -34,6 +41,7 @@ from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import decode, encode, plain
 
+CLAIM_PATH = "/v1/agent_sessions/claim"
 _COOKIE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 
 
@@ -117,6 +125,7 @@ class AgentParticipant(Participant):
         return (
             Route("POST", "/v1/agent_sessions", self.open_session),
             Route("POST", "/v1/agent_sessions/close", self.close_session),
+            Route("POST", CLAIM_PATH, self.claim),
             Route("POST", "/v1/responses", self.respond),
             HEALTH,
         )
@@ -148,6 +157,21 @@ class AgentParticipant(Participant):
             self._sessions.pop(episode, None)
         return answer({"closed": True})
 
+    async def claim(self, request: Request) -> Answer:
+        """A restored episode goes on without a model call: tell its model server that it does (INV-42)."""
+        episode = request.required_episode()
+        async with self.admission.enter(episode) as work:
+            await work.begin()
+            await self._claim(episode)
+        return answer({"claimed": True})
+
+    async def _claim(self, episode: EpisodeId) -> None:
+        try:
+            await call(self.ports, "POST", tagged(self._model(episode), episode, MODEL_CLAIM_PATH), b"{}")
+        except PeerRefused as error:
+            if error.status not in (404, 405):
+                raise
+
     async def respond(self, request: Request) -> Answer:
         """Let the session work to its end and answer how it ended; joins the work if it is going on already."""
         episode = request.required_episode()
@@ -169,6 +193,8 @@ class AgentParticipant(Participant):
                 session.work = work
                 with session.scope:
                     await work.begin()
+                    if session.state.finish_reason is not None:
+                        await self._claim(session.episode)  # restored at its end: no model call will
                     while session.state.finish_reason is None:
                         await self._step(session, work)
                         await work.boundary()

@@ -200,6 +200,8 @@ class LedgerBook(CallBook):
         before = {episode.next(): episode for episode in scope}
         exported = [Exported.parse(before[record.episode], record.state) for record in records]
         await self.ledger.restore(scope, exported, self.owns)
+        for episode in scope:
+            self._fenced.pop(episode.rollout_id, None)  # the fences that stand now are those of the marks
         for each in exported:
             self._started[each.episode.next()] = dict.fromkeys(row.model_call_id for row in each.rows)
 

@@ -19,6 +19,7 @@ from gym_ckpt.core import episode as machine
 from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, next_step
 from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, NotLossless, StaleAttempt
 from gym_ckpt.limits import RELEASE_BUDGET_S
+from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.admission import Pass
@@ -26,7 +27,7 @@ from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cooki
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
-from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, call
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, PeerRefused, call
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import EpisodeRef, plain
@@ -59,6 +60,8 @@ class _Episode:
 
     def __init__(self, state: EpisodeState, timeout_s: float) -> None:
         self.state = state
+        self.unclaimed = False
+        """Continued from a checkpoint, with nothing left for its agent to do."""
         self.limit = anyio.CancelScope()
         self._timeout_s = timeout_s
         self._left_s = max(0.0, timeout_s - state.worked_s)
@@ -146,6 +149,7 @@ class EnvironmentParticipant(Participant):
                     state = machine.begin(task, judge=self._verifier_url is not None)
                     held = self._episodes[episode] = _Episode(state, self._timeout_s)
                 self.ports.tracer.emit("episode.started", episode=episode.key, continued=continued)
+                held.unclaimed = continued and held.state.worked is not None
                 reply = await self._to_the_end(episode, held, task, work)
                 del self._episodes[episode]
                 self._over[episode.rollout_id] = max(episode.attempt, self._over.get(episode.rollout_id, -1))
@@ -173,6 +177,8 @@ class EnvironmentParticipant(Participant):
     async def _steps(self, episode: EpisodeId, held: _Episode, task: dict[str, Any], work: Pass) -> None:
         await work.begin()
         held.go_on()
+        if held.unclaimed:
+            await self._claim(episode)
         while (step := next_step(held.state)) is not None:
             if machine.may_replay(held.state, step, judge_replays=self._judge_replays):
                 work.park()
@@ -182,6 +188,15 @@ class EnvironmentParticipant(Participant):
             self.ports.tracer.emit("episode.step", episode=episode.key, step=str(step))
             await self.ports.probe("environment.boundary")
             await work.boundary()
+
+    async def _claim(self, episode: EpisodeId) -> None:
+        """Say that a continued episode is at work, whose agent has nothing left to do: nobody else would, and what the
+        model servers keep of it would count as abandoned (INV-42)."""
+        try:
+            await call(self.ports, "POST", tagged(self._agent_url, episode, CLAIM_PATH), b"{}")
+        except PeerRefused as error:
+            if error.status not in (404, 405):
+                raise
 
     def _pause_clocks(self, closed: bool) -> None:
         """Time parked for a checkpoint is not charged (INV-24)."""

@@ -26,6 +26,7 @@ from gym_ckpt.types import EpisodeId, Kind
 
 CALL_ID = "x-ng-model-call-id"
 STARTED_PATH = CONTROL_ROOT + "v1/model/started"
+MODEL_CLAIM_PATH = "/v1/claim"
 
 
 class CallRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +77,11 @@ class ModelParticipant(Participant):
 
     def routes(self) -> tuple[Route, ...]:
         paths = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-        return (*(Route("POST", path, stream=self.generate) for path in paths), HEALTH)
+        return (
+            *(Route("POST", path, stream=self.generate) for path in paths),
+            Route("POST", MODEL_CLAIM_PATH, self.claim),
+            HEALTH,
+        )
 
     def control_routes(self) -> tuple[Route, ...]:
         """Beside the checkpoint operations: which of its calls an agent must still wait for."""
@@ -89,6 +94,14 @@ class ModelParticipant(Participant):
 
     def _has(self, call: CallRef) -> bool:
         return self.book.has(EpisodeId.from_key(call.capture_key), call.model_call_id)
+
+    async def claim(self, request: Request) -> Answer:
+        """A restored attempt goes on, although it may never call: what is kept of it is somebody's (INV-42)."""
+        episode = request.required_episode()
+        async with self.admission.enter(episode) as work:
+            await work.begin()
+            await self._start(episode)
+        return answer({"claimed": True})
 
     # One call.
 
@@ -114,14 +127,18 @@ class ModelParticipant(Participant):
             await delivery.break_off(error.detail)
 
     async def _admitted(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall) -> None:
+        await self._start(gate.episode)
+        await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
+
+    async def _start(self, episode: EpisodeId) -> None:
+        """The attempt has begun, whatever becomes of its call (INV-43). Raises `StaleAttempt`, `Unavailable`."""
         try:
-            await self.book.admit(gate.episode)
+            await self.book.admit(episode)
         except (OSError, Unavailable, StaleAttempt) as error:
-            self.ports.tracer.emit("gate.refused", episode=gate.episode.key, call=gate.call_id, why=str(error))
+            self.ports.tracer.emit("gate.refused", episode=episode.key, why=str(error))
             if not isinstance(error, OSError):
                 raise
-            raise Unavailable(f"{gate.episode}: the ledger cannot be written: {error}") from None
-        await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
+            raise Unavailable(f"{episode}: the ledger cannot be written: {error}") from None
 
     async def _forward(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None) -> None:
         """Pass the call on; to another worker only while it has certainly reached none."""

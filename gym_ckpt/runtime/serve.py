@@ -10,6 +10,7 @@ import anyio.abc
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.gyms import by_name
 from gym_ckpt.inference.worker import EmbeddedWorker
+from gym_ckpt.limits import OPEN_FILES_S, PEER_RETRY_MAX_S
 from gym_ckpt.participants.agent import AgentParticipant
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.environment import EnvironmentParticipant
@@ -58,15 +59,26 @@ async def application(settings: GymSettings, name: str, ports: Ports, tasks: any
             model_name=server.model_name,
         ).app
     participant = _participant(settings, name, ports, tasks)
-    try:
-        await participant.open()
-    except OSError as error:
-        raise ConfigError(f"server {name!r}: its files cannot be opened: {error}") from None
+    await _opened(participant, name)
     app = Router(participant.routes())
     if settings.checkpoint is None:
         return episode_context(app)
     control = ControlPlane(participant, tasks, grace_s=settings.checkpoint.grace_s)
     return install(app, control, settings.control_token, _further_routes(participant, control))
+
+
+async def _opened(participant: Shipped, name: str) -> None:
+    """A disk that fails now and then is not a reason to die. Raises `ConfigError` when it does so for long."""
+    give_up = anyio.current_time() + OPEN_FILES_S
+    while True:
+        try:
+            await participant.open()
+            return
+        except OSError as error:
+            if anyio.current_time() >= give_up:
+                raise ConfigError(f"server {name!r}: its files cannot be opened: {error}") from None
+            participant.ports.tracer.emit("server.files_unavailable", why=str(error))
+        await anyio.sleep(PEER_RETRY_MAX_S / 4)
 
 
 def _further_routes(participant: Shipped, control: ControlPlane) -> tuple[Route, ...]:

@@ -1,0 +1,258 @@
+"""Two policy-model servers, one ledger: situation by situation, over the servers' own routes."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+from tests.scenario.ledger import POLICIES, USER, Shop, play, said, settle
+
+R, R1, R2 = EpisodeId("r"), EpisodeId("r", 1), EpisodeId("r", 2)
+ALIKE = (EpisodeId("r-1"), EpisodeId("r.b"), EpisodeId("r-a2x"))
+ONE, TWO = POLICIES
+
+
+def test_a_conversation_over_two_servers_is_one_lineage_that_verifies() -> None:
+    async def story(shop: Shop) -> None:
+        first = said(await shop.call(ONE, R, "c0"))
+        more = {"role": "user", "content": "and now?"}
+        said(await shop.call(TWO, R, "c1", USER, first, more))
+        status, reply = await shop.ledger(ONE, "verify", R)
+        (found,) = reply["lineages"]
+        assert status == 200 and found["usable"] and found["rows"] == 2
+        assert [tip["model_call_id"] for tip in found["tips"]] == ["c1"]
+        _, listed = await shop.ledger(TWO, "manifest", R)
+        assert [row["parent_call_id"] for row in listed["lineages"][0]["rows"]] == [None, "c0"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("leave_at", ["gate.started", "gate.row"])
+def test_a_caller_that_leaves_while_its_row_is_written_has_its_row(leave_at: str) -> None:
+    """Scenario 42, INV-20."""
+
+    async def story(shop: Shop) -> None:
+        shop.leave_at = leave_at
+        await shop.call(ONE, R, "c0")
+        await settle()
+        assert shop.rows(R) == ["c0"]
+        assert (await shop.control("prepare"))[0][1]["report"]["ready"], "the call has left the books"
+
+    play(story)
+
+
+def test_a_held_call_is_in_no_checkpoint_through_either_server_and_its_repetition_finds_the_same_parent() -> None:
+    """INV-17; scenarios 81 and 83."""
+
+    async def story(shop: Shop) -> None:
+        first = said(await shop.call(ONE, R, "c0"))
+        again = (USER, first, USER)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(shop.call, TWO, R, "c1", *again)
+            await settle(0.02)
+            await shop.control("prepare", "b")
+            await settle()
+            assert not await shop.started(TWO, R, "c1"), "held: not safe to be waited for"
+            scope = [{"rollout_id": "r", "attempt": 0}]
+            done = await shop.control("commit", "b", checkpoint_dir="/run/b", episode_ids=scope)
+            keys = [key for _, reply in done for key in reply["staging_keys"]]
+            assert len(keys) == 1 and shop.rows(R) == ["c0"], "one delivered call"
+            shop.leave("c1")
+        await shop.control("resume", "b")
+        said(await shop.call(ONE, R, "c1.again", *again))
+        assert shop.rows(R) == ["c0", "c1.again"] and shop.poison(R) == []
+
+    play(story)
+
+
+def test_every_row_is_in_a_checkpoint_once_and_the_keys_are_partitioned() -> None:
+    async def story(shop: Shop) -> None:
+        episodes = [EpisodeId(f"e{number}") for number in range(6)]
+        for number, each in enumerate(episodes):
+            await shop.call(POLICIES[number % 2], each, f"{each}.c0")
+        replies = await shop.checkpoint("c", *episodes)
+        exported = [key for reply in replies for key in reply["episode_ids"]]
+        assert sorted(exported) == sorted(each.key for each in episodes)
+        assert all(reply["episode_ids"] for reply in replies), "both look after some"
+        for reply in replies:
+            by_episode = reply["staging_keys_by_episode"]
+            assert sorted(key for keys in by_episode.values() for key in keys) == sorted(reply["staging_keys"])
+
+    play(story)
+
+
+def test_two_servers_restore_into_one_directory_and_lookalikes_are_untouched() -> None:
+    """Scenarios 80 and 82: after any number of restores the attempts before stay refused, here and on the disk."""
+
+    async def story(shop: Shop) -> None:
+        for each in (R, *ALIKE):
+            await shop.call(ONE, each, f"{each}.c0")
+        await shop.checkpoint("a", R, where="/run/a")
+        await shop.restore("a-restore", R, where="/run/a")
+        assert shop.rows(R1) == ["r.c0"] and not shop.there(R) and shop.fenced(R)
+        assert [shop.rows(each) for each in ALIKE] == [[f"{each}.c0"] for each in ALIKE]
+        await shop.checkpoint("b", R1, where="/run/b")
+        await shop.restore("b-restore", R1, where="/run/b")
+        assert shop.rows(R2) == ["r.c0"] and shop.fenced(R) and shop.fenced(R1) and not shop.fenced(R2)
+        for server in POLICIES:
+            for old in (R, R1):
+                late = await shop.call(server, old, "late")
+                assert late is not None and late.status == 409
+        assert not shop.there(R) and not shop.there(R1)
+
+    play(story)
+
+
+def test_what_a_dead_execution_left_at_the_target_goes_and_the_restored_rows_are_written() -> None:
+    """Scenario 85, INV-62, 65: a fence at the target attempt would discard them without a word."""
+
+    async def story(shop: Shop) -> None:
+        first = said(await shop.call(ONE, R, "r.c0"))
+        await shop.checkpoint("a", R)
+        await shop.restore("one", R)
+        said(await shop.call(TWO, R1, "r-a1.c1", USER, first, USER))
+        await shop.retire(R1)
+        assert shop.fenced(R1)
+        await shop.restore("two", R)
+        assert shop.rows(R1) == ["r.c0"] and not shop.fenced(R1) and not shop.marked(R1)
+        said(await shop.call(TWO, R1, "r-a1.c1", USER, first, USER))
+        assert shop.rows(R1) == ["r.c0", "r-a1.c1"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["nothing", "claim", "call", "held"])
+@pytest.mark.parametrize("server", POLICIES)
+def test_a_commit_deletes_a_restored_attempt_out_of_its_scope_unless_any_server_has_begun_it(
+    server: str, how: str
+) -> None:
+    """Scenario 84, INV-42, 43: before its first row, after it, and when it never calls."""
+
+    async def story(shop: Shop) -> None:
+        first = said(await shop.call(ONE, R, "r.c0"))
+        await shop.checkpoint("a", R)
+        await shop.restore("a-restore", R)
+        if how == "claim":
+            assert (await shop.claim(server, R1)).status == 200
+        async with anyio.create_task_group() as tasks:
+            if how in ("call", "held"):
+                tasks.start_soon(shop.call, server, R1, "r-a1.c1", USER, first, USER)
+                await settle(0.02 if how == "held" else 1.0)
+            await shop.checkpoint("b", where="/run/b")
+        begun = how != "nothing"
+        assert shop.there(R1) is begun and shop.marked(R1) is begun
+        assert not shop.fenced(R1)
+
+    play(story)
+
+
+def test_unclaimed_state_in_scope_is_exported_again() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.call(ONE, R, "r.c0")
+        await shop.checkpoint("a", R)
+        await shop.restore("a-restore", R)
+        replies = await shop.checkpoint("b", R1, where="/run/b")
+        assert [key for reply in replies for key in reply["episode_ids"]] == ["r-a1"]
+        assert shop.rows(R1) == ["r.c0"]
+
+    play(story)
+
+
+@pytest.mark.parametrize("operation", ["retire", "delete"])
+def test_the_framework_does_not_take_a_ledger_out_of_an_open_checkpoint(operation: str) -> None:
+    """Scenario 86, INV-47."""
+
+    async def story(shop: Shop) -> None:
+        await shop.call(ONE, R, "r.c0")
+        await shop.control("prepare", "c")
+        for server in POLICIES:
+            status, reply = await shop.ledger(server, operation, R)
+            assert (status, reply["error"]["code"]) == (409, "invalid_phase")
+        await shop.control("resume", "c")
+        assert shop.rows(R) == ["r.c0"]
+        status, _ = await shop.ledger(TWO, operation, R)
+        assert status == 200 and not shop.there(R) and shop.fenced(R) is (operation == "retire")
+
+    play(story)
+
+
+def test_the_ledgers_routes_ask_for_the_token() -> None:
+    async def story(shop: Shop) -> None:
+        for operation in ("manifest", "verify", "retire", "delete"):
+            url = f"{shop.gym.url(ONE)}/ng-control/v1/ledger/{operation}"
+            assert (await shop.world.client().request("POST", url, body=b"{}")).status == 401
+
+    play(story)
+
+
+def test_nothing_of_a_forgotten_rollout_is_left_but_the_rows_of_its_last_attempt() -> None:
+    """Scenario 87, INV-39."""
+
+    async def story(shop: Shop) -> None:
+        await shop.call(ONE, R, "r.c0")
+        await shop.retire(R)
+        await shop.restart()
+        await shop.call(TWO, R1, "r-a1.c0")
+        assert shop.fenced(R)
+        await shop.forget("r")
+        assert shop.shelf.names() == ["r-a1.lineage.jsonl"], "also when the server that fenced it has been restarted"
+        for _, status in [await shop.ask(server, "/ng-control/v1/ledger/manifest", {}) for server in POLICIES]:
+            assert [each["capture_key"] for each in status["lineages"]] == ["r-a1"]
+
+    play(story)
+
+
+def test_a_retire_leaves_the_next_attempt_alone_and_no_late_row_recreates_a_ledger() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.call(ONE, R, "r.c0")
+        await shop.call(TWO, R1, "r-a1.c0")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(shop.call, TWO, R, "r.c1")
+            await settle(0.02)
+            await shop.retire(R)
+        assert not shop.there(R) and shop.fenced(R) and shop.rows(R1) == ["r-a1.c0"]
+
+    play(story)
+
+
+def _answer(**changes: object) -> bytes:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": "hi"},
+        "finish_reason": "stop",
+        "token_ids": [5, 6],
+        "logprobs": {"content": [{"token": "h", "logprob": -1.0}, {"token": "i", "logprob": -2.0}]},
+    }
+    return json.dumps(
+        {"id": "x", "choices": [choice | changes], "prompt_token_ids": [1, 2], "usage": {}}
+        | {"usage": {"prompt_tokens": 2, "completion_tokens": 2}}
+    )
+
+
+NAN = {"content": [{"token": "h", "logprob": float("nan")}, {"token": "i", "logprob": -1.0}]}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [_answer(logprobs=NAN), _answer(logprobs=None), _answer(token_ids=None), _answer(token_ids=[2**70, 1]), b"no"],
+)
+def test_an_answer_that_cannot_be_staged_is_served_and_poisons_its_rollout(answer: bytes) -> None:
+    """Scenario 60: NaN and integers beyond 64 bits among them."""
+
+    async def story(shop: Shop) -> None:
+        reply = await shop.call(ONE, R, "c0")
+        assert reply is not None and reply.status == 200 and reply.body == answer
+        assert shop.rows(R) == [] and shop.poison(R) == ["capture_failed"]
+
+    play(story, answer=answer)
+
+
+def test_an_answer_of_another_engine_is_staged_as_it_is() -> None:
+    async def story(shop: Shop) -> None:
+        await shop.call(ONE, R, "c0")
+        (row,) = shop.shelf.rows("r")
+        assert (row["prev_len"], row["delta_len"], row["cum_len"], row["response_id"]) == (0, 4, 4, "x")
+
+    play(story, answer=_answer())
