@@ -62,6 +62,7 @@ class Checkpointer:
             if self._shared.left_closed:
                 self._stop(None)
         elif stopping:
+            self.nothing_to_save = not self._shared.collection.unfinished_started
             self._stop(result)
 
     def _stop(self, failure: str | None) -> None:

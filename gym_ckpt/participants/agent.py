@@ -8,17 +8,19 @@ at the boundary before the call (INV-15). An answer that has started is on the w
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
 import msgspec
 
 from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, next_tool
-from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, PeerLost, StaleAttempt
-from gym_ckpt.participants.completions import MalformedCompletion, StreamedCompletion, whole
+from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, PeerLost, StaleAttempt
+from gym_ckpt.participants.completions import StreamedCompletion, whole
 from gym_ckpt.participants.model import (
     CALL_ID,
     MODEL_CLAIM_PATH,
@@ -40,6 +42,7 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import decode, encode, plain
 
 CLAIM_PATH = "/v1/agent_sessions/claim"
+_COOKIE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 
 
 class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,6 +136,8 @@ class AgentParticipant(Participant):
         """Open the episode's session; repeated, it answers with the one that is open."""
         episode = request.required_episode()
         body = await request.typed(OpenRequest)
+        if not _COOKIE.fullmatch(body.cookie) or not _is_origin(body.resources_url):
+            raise InvalidRequest("cookie must be a cookie's value, and resources_url http://host:port")
         async with self.admission.enter(episode) as work:
             await work.begin()
             if episode not in self._sessions:
@@ -195,8 +200,10 @@ class AgentParticipant(Participant):
                         await work.boundary()
         except StaleAttempt as error:
             outcome.fail(error)
-        except (GymCkptError, MalformedCompletion) as error:
-            outcome.succeed(WorkReply("failed", reason=str(error)))
+        except AssertionError:
+            raise
+        except Exception as error:  # whatever a peer answered: it is this session that has failed, not the server
+            outcome.succeed(WorkReply("failed", reason=str(error) or repr(error)))
         else:
             state = session.state
             if state.finish_reason is None:
@@ -261,16 +268,15 @@ class AgentParticipant(Participant):
 
     async def _call_tool(self, session: Session, tool: ToolCall) -> tuple[str, int]:
         """The tool's answer for the conversation, and the resources session's revision after it."""
-        try:
-            arguments = json.loads(tool.arguments.encode())
-        except ValueError as error:
-            return json.dumps({"error": f"arguments are not JSON: {error}"}).decode(), session.state.revision
+        refused = _refusal(tool, session.opened.tools)
+        if refused is not None:
+            return json.dumps({"error": refused}).decode(), session.state.revision
         headers = (
             ("cookie", f"{COOKIE}={session.opened.cookie}"),
             (IDEMPOTENCY_KEY, f"{session.episode.key}:tool{session.state.tool_steps}"),
         )
         url = tagged(session.opened.resources_url, session.episode, f"/{tool.name}")
-        reply = await call(self.ports, "POST", url, json.dumps(arguments), headers=headers)
+        reply = await call(self.ports, "POST", url, tool.arguments.encode(), headers=headers)
         return reply.body.decode(), int(reply.header(REVISION_HEADER) or session.state.revision)
 
     # The participant.
@@ -336,3 +342,26 @@ class AgentParticipant(Participant):
     def free(self, episodes: Iterable[EpisodeId]) -> None:
         for episode in up_to(episodes, self._sessions):
             del self._sessions[episode]
+
+
+def _refusal(tool: ToolCall, offered: Sequence[dict[str, Any]]) -> str | None:
+    """Why a tool call cannot be made, for the model to read.
+
+    A name that the session does not offer is never called: it may be a route of the server that is no tool.
+    """
+    if not any(each.get("function", {}).get("name") == tool.name for each in offered):
+        return f"there is no tool {tool.name!r}"
+    try:
+        arguments = json.loads(tool.arguments.encode())
+    except ValueError as error:
+        return f"arguments are not JSON: {error}"
+    return None if isinstance(arguments, dict) else "arguments are not an object"
+
+
+def _is_origin(url: str) -> bool:
+    """Whether calls can be made below this url."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:  # such as a port beyond 65535
+        return False

@@ -17,7 +17,7 @@ import msgspec
 
 from gym_ckpt.core import episode as machine
 from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, next_step
-from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, StaleAttempt
+from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, NotLossless, StaleAttempt
 from gym_ckpt.limits import RELEASE_BUDGET_S
 from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
@@ -128,8 +128,12 @@ class EnvironmentParticipant(Participant):
         self.admission.book.check(episode)
         if episode in self._asked or self._over.get(episode.rollout_id, -1) >= episode.attempt:
             raise Refused(409, f"attempt {episode.key} runs or has run already")
+        try:
+            digest = machine.task_digest(body.task)
+        except NotLossless as error:
+            raise InvalidRequest(f"task: {error}") from None
         held = self._episodes.get(episode)
-        if held is not None and held.state.task_digest != machine.task_digest(body.task):
+        if held is not None and held.state.task_digest != digest:
             raise InvalidRequest(f"the task of {episode.key} is not the one that its checkpoint was taken of")
         outcome: Outcome[RunReply] = Outcome()
         self._asked.add(episode)
@@ -163,11 +167,11 @@ class EnvironmentParticipant(Participant):
                 await self._steps(episode, held, task, work)
             if held.limit.cancelled_caught:
                 raise EpisodeFailed(f"it was not over within {self._timeout_s:g} s of work, its episode_timeout_s")
-        except StaleAttempt:
+        except (StaleAttempt, AssertionError):
             raise
-        except (GymCkptError, msgspec.ValidationError, ValueError) as error:
+        except Exception as error:  # whatever a peer answered: it is this episode that has failed, not the server
             await self._release(episode, held.state, work)
-            return RunReply("failed", reason=str(error))
+            return RunReply("failed", reason=str(error) or repr(error))
         return RunReply("finished", result=machine.row(held.state))
 
     async def _steps(self, episode: EpisodeId, held: _Episode, task: dict[str, Any], work: Pass) -> None:

@@ -27,7 +27,7 @@ from gym_ckpt.errors import (
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
-from gym_ckpt.runtime.serialized import Serialized
+from gym_ckpt.runtime.serialized import Serialized, refuse_late
 from gym_ckpt.runtime.transfer import export_scope, import_scope, not_restored
 from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
@@ -49,6 +49,7 @@ from gym_ckpt.wire.messages import (
     RetireRequest,
     Status,
     checked_budget,
+    directory_of,
     rollouts_of,
     scope_of,
 )
@@ -99,6 +100,7 @@ class ControlPlane:
     async def prepare(self, request: PrepareRequest) -> PrepareReply:
         """Close, settle, and wait for readiness; at the deadline reply with the blockers, still closed (INV-10)."""
         until, lease = self._times(request)
+        refuse_late(until, "prepare")
         event = phases.Prepare(request.checkpoint_id, lease)
         await self._locked(until, lambda: event)
         settled, book = self._settled, self._admission.book
@@ -128,7 +130,7 @@ class ControlPlane:
     async def commit(self, request: CommitRequest) -> CommitReply:
         """Export the scope and write it; joins a write that is still running (INV-49)."""
         until, lease = self._times(request)
-        target = Target(request.checkpoint_dir, scope_of(request.episode_ids), request.stop)
+        target = Target(directory_of(request), scope_of(request.episode_ids), request.stop)
 
         def begin() -> phases.Event:
             if self._state.target is None:
@@ -141,7 +143,8 @@ class ControlPlane:
     async def restore(self, request: RestoreRequest) -> RestoreReply:
         """Import the scope under the next attempts; admission stays closed until resume (INV-60, INV-66)."""
         until, lease = self._times(request)
-        target = Target(request.checkpoint_dir, scope_of(request.episode_ids))
+        target = Target(directory_of(request), scope_of(request.episode_ids))
+        refuse_late(until, "restore")
         await self._locked(
             until, lambda: phases.Restore(request.checkpoint_id, target, self._admission.book.served, lease)
         )

@@ -44,6 +44,8 @@ class CaptureLedger:
         self._directory = directory
         self._marked = marked
         self.pending = PendingAttempts()
+        self._begun: dict[str, int] = {}
+        """By rollout: the attempt that this server knows to count as started."""
 
     async def open(self) -> None:
         """Make the directory and its locks; before anything else."""
@@ -64,12 +66,17 @@ class CaptureLedger:
         return await self._ports.disk.run(ledger.read_lineage(self._directory, episode))
 
     async def start(self, episode: EpisodeId) -> Start:
-        """Before a restored attempt's call can write or be held (INV-43). Free for any other attempt."""
-        if episode not in self.pending:
+        """Before a restored attempt's call can write or be held (INV-43). Free but for an attempt's first call here.
+
+        A server that came up after the restore knows of none, and others may hold the attempt for pending still: any
+        attempt but the first may be a restored one.
+        """
+        if episode.attempt == 0 or self._begun.get(episode.rollout_id) == episode.attempt:
             return Start.AGAIN
         made = await self._unlocked(ledger.start(self._directory, episode, lambda: self._marked(episode)))
         if made is not Start.RETIRED:
             self.pending.settled([episode])
+            self._begun[episode.rollout_id] = episode.attempt
         return made
 
     async def discard_out_of_scope(self, scope: Collection[EpisodeId], mine: Mine = _all) -> Discarded:
@@ -103,24 +110,34 @@ class CaptureLedger:
 
         await self._until(step)
         self.pending.restored(restored)
+        self._gone(restored)
 
     async def retire(self, episodes: Iterable[EpisodeId]) -> None:
         """Fence and remove each attempt and all earlier ones, durably."""
         done = list(episodes)
         await self._all(done, lambda left: ledger.retire(self._directory, left))
         self.pending.drop(done)
+        self._gone(done)
 
     async def forget(self, episodes: Iterable[EpisodeId]) -> None:
         """Remove all that there is of each attempt and all earlier ones, fences included."""
         done = list(episodes)
         await self._all(done, lambda left: ledger.forget(self._directory, left))
         self.pending.drop(done)
+        self._gone(done)
 
     async def delete(self, episodes: Iterable[EpisodeId]) -> None:
         """Remove rows, poison and markers of exactly these attempts."""
         done = list(episodes)
         await self._all(done, lambda left: ledger.delete(self._directory, left))
         self.pending.settled(done)
+        self._gone(done)
+
+    def _gone(self, episodes: Iterable[EpisodeId]) -> None:
+        """Their markers are, and those of earlier attempts (INV-39)."""
+        for episode in episodes:
+            if self._begun.get(episode.rollout_id, episode.attempt + 1) <= episode.attempt:
+                del self._begun[episode.rollout_id]
 
     async def fenced(self) -> dict[str, int]:
         """The highest fenced attempt of each rollout that has one."""

@@ -26,3 +26,9 @@ class Serialized:
 
     async def __aexit__(self, *_: object) -> None:
         self._lock.release()
+
+
+def refuse_late(until: float, operation: str) -> None:
+    """Raises `DeadlineExceeded` when nothing can be done in time: not even the lease would outlive the reply."""
+    if until <= anyio.current_time():
+        raise DeadlineExceeded(f"{operation}: the deadline had passed when the call arrived")

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from gym_ckpt.core.phases import Phase, Target
-from gym_ckpt.errors import ExportFailed, InvalidCheckpointState, NotLossless, ProtocolError, Unavailable
+from gym_ckpt.errors import (
+    ExportFailed,
+    InvalidCheckpointState,
+    InvalidRolloutId,
+    NotLossless,
+    ProtocolError,
+    Unavailable,
+)
 from gym_ckpt.invariants import within_scope
 from gym_ckpt.runtime.participant import Participant, Record, digests
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, instances_of, read_records, write_records
@@ -132,8 +139,11 @@ def _lines(records: Sequence[Record]) -> Iterator[bytes]:
 
 def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
     match row.get("episode"):
-        case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row:
-            return EpisodeId.checked(rollout_id, attempt)
+        case {"rollout_id": str(rollout_id), "attempt": int(attempt)} if "state" in row and type(attempt) is int:
+            try:
+                return EpisodeId.checked(rollout_id, attempt)
+            except InvalidRolloutId as error:
+                raise InvalidCheckpointState(f"a record of {instance}: {error}") from None
     raise InvalidCheckpointState(f"a record of {instance} has no episode or no state")
 
 

@@ -208,6 +208,13 @@ def scope_of(refs: Iterable[EpisodeRef]) -> tuple[EpisodeId, ...]:
     return tuple(sorted({ref.checked() for ref in refs}))
 
 
+def directory_of(request: CommitRequest | RestoreRequest) -> str:
+    """Where the records are. Raises `InvalidRequest`: relative, it would mean another place on every server."""
+    if not request.checkpoint_dir.startswith("/") or "\0" in request.checkpoint_dir:
+        raise InvalidRequest(f"checkpoint_dir {request.checkpoint_dir[:200]!r} must be an absolute path")
+    return request.checkpoint_dir
+
+
 def refs(episodes: Iterable[EpisodeId]) -> list[EpisodeRef]:
     """The wire form of a scope, sorted."""
     return [EpisodeRef(episode.rollout_id, episode.attempt) for episode in sorted(episodes)]

@@ -1,0 +1,110 @@
+"""What a stranger can send to a gym's servers is refused with a typed error, and every server lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gym_ckpt.core.agent_session import ToolCall
+from gym_ckpt.participants.agent import _refusal
+from gym_ckpt.ports import Reply
+from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire.messages import CONTROL_PREFIX
+from sim.cluster import SERVERS, TOKEN, Cluster, Options, until
+from sim.workload import workload
+from sim.world import World
+
+R = EpisodeId("r")
+FAR = 4_000_000_000.0
+Ask = Callable[[str, str, bytes], Awaitable[Reply]]
+
+
+def ask_servers(story: Callable[[Ask, World], Awaitable[None]]) -> None:
+    """Servers of a calm gym, without a controller; anything that a server cannot bear fails the test."""
+    world = World(1)
+    Cluster(world, workload(0), Options())
+
+    async def script(world: World) -> None:
+        for name in SERVERS:
+            world.nodes[name].start()
+        await until(world, lambda: False, 0.5)
+
+        async def ask(server: str, path: str, body: bytes) -> Reply:
+            return await world.client().request(
+                "POST", f"http://{server}:80{path}", headers=(("authorization", f"Bearer {TOKEN}"),), body=body
+            )
+
+        await story(ask, world)
+        assert all(world.nodes[name].alive for name in SERVERS)
+
+    world.run(script, horizon_s=1000).check()
+
+
+def test_a_task_nested_too_deeply_is_refused_and_kills_nobody() -> None:
+    async def story(ask: Ask, _: World) -> None:
+        task = b'{"a":' * 250 + b"1" + b"}" * 250
+        body = b'{"episode_id":{"rollout_id":"r"},"task":' + task + b"}"
+        reply = await ask("environment", tagged("", R, "/run"), body)
+        assert reply.status == 400 and b"invalid_request" in reply.body
+
+    ask_servers(story)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"resources_url":"http://inventory:99999","cookie":"a"',
+        b'"resources_url":"inventory","cookie":"a"',
+        b'"resources_url":"http://inventory:80","cookie":"a\\r\\nx: y"',
+        b'"resources_url":"http://inventory:80","cookie":"\\u4e2d"',
+    ],
+)
+def test_a_session_that_could_call_nobody_is_not_opened(fields: bytes) -> None:
+    async def story(ask: Ask, _: World) -> None:
+        reply = await ask("agent", tagged("", R, "/v1/agent_sessions"), b'{"messages":[],' + fields + b"}")
+        assert reply.status == 400 and b"invalid_request" in reply.body
+
+    ask_servers(story)
+
+
+@pytest.mark.parametrize("operation", ["commit", "restore"])
+@pytest.mark.parametrize("directory", [b'""', b'"relative/dir"', b'"/a\\u0000b"'])
+def test_a_checkpoint_directory_that_is_no_absolute_path_is_refused(operation: str, directory: bytes) -> None:
+    async def story(ask: Ask, world: World) -> None:
+        before = world.disk.tree()
+        body = b'{"checkpoint_id":"c","deadline_ts":%f,"episode_ids":[],"checkpoint_dir":%s}' % (FAR, directory)
+        reply = await ask("verifier", CONTROL_PREFIX + operation, body)
+        assert reply.status == 400 and b"checkpoint_dir" in reply.body
+        assert world.disk.tree() == before
+
+    ask_servers(story)
+
+
+def test_a_prepare_that_comes_after_its_deadline_closes_nothing() -> None:
+    async def story(ask: Ask, world: World) -> None:
+        reply = await ask("verifier", CONTROL_PREFIX + "prepare", b'{"checkpoint_id":"c","deadline_ts":1.0}')
+        assert reply.status == 409 and b"deadline_exceeded" in reply.body
+        assert not [row for row in world.trace.rows if row.event == "phase"]
+
+    ask_servers(story)
+
+
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "count_items"}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "why"),
+    [
+        ("verify", '{"task": {}}', "no tool"),
+        ("close_session", "{}", "no tool"),
+        ("count_items", "[1]", "not an object"),
+        ("count_items", "{", "not JSON"),
+    ],
+)
+def test_a_model_calls_only_the_tools_it_was_offered(name: str, arguments: str, why: str) -> None:
+    """`verify` is a route of the same server, and would tell it its reward."""
+    assert why in str(_refusal(ToolCall("call", name, arguments), TOOLS))
+    assert _refusal(ToolCall("call", "count_items", "{}"), TOOLS) is None
