@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-HELPERS = frozenset({"__init__", "__main__", "result"})
+HELPERS = frozenset({"__init__", "__main__", "policy", "result"})
 
 
 def names() -> list[str]:

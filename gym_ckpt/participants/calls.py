@@ -22,12 +22,10 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.messages import plain
 
 
-class Row(msgspec.Struct, forbid_unknown_fields=True):
-    """One call whose answer started. Token counts are known once the answer is whole; never token ids (INV-52)."""
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call whose answer started; never its tokens (INV-52)."""
 
     model_call_id: str
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
 
 
 class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +124,7 @@ class CallBook(ABC):
 
 
 class MemoryBook(CallBook):
-    """One server's calls in its memory; records hold call ids and token counts."""
+    """One server's calls in its memory; records hold call ids."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports

@@ -12,7 +12,7 @@ any may append. A restore reads the records of all of them, so that their number
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import anyio
@@ -229,9 +229,10 @@ class LedgerBook(CallBook):
             self._fenced.pop(rollout_id, None)
         for episode in [episode for episode in self._owed if episode.rollout_id in gone]:
             await self._pay(episode)
-        self.ledger.pending.forget(gone)
+        self.ledger.drop(gone)
 
     def drop(self, rollout_id: str) -> None:
+        self.ledger.drop([rollout_id])
         for kept in (self._unused, self._owed):
             for episode in [each for each in kept if each.rollout_id == rollout_id]:
                 del kept[episode]
@@ -242,12 +243,6 @@ class LedgerBook(CallBook):
             used = {key for row in (await self.ledger.read(episode)).rows for key in row.staging_keys}
             await self.tokens.discard([key for key in self._unused.get(episode, {}) if key not in used])
             self._unused.pop(episode, None)
-
-    def books(self) -> Iterator[tuple[str, int]]:
-        """Sizes of everything that is kept per rollout (INV-39)."""
-        for name in ("_started", "_unused", "_owed", "_fenced"):
-            yield name, len(getattr(self, name))
-        yield "pending", len(self.ledger.pending)
 
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:

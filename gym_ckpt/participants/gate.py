@@ -20,7 +20,7 @@ from gym_ckpt.runtime.admission import Admission, Pass
 from gym_ckpt.runtime.asgi import Answer, respond
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json, sse
-from gym_ckpt.wire.sse import SseParser, StartDetector
+from gym_ckpt.wire.sse import StartDetector
 
 PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
 """Headers of a worker's answer that reach the caller."""
@@ -61,8 +61,9 @@ class GatedCall:
             await self.book.book(entry)
         await self.ports.probe("gate.row_written")
 
-    def entry(self, row: Row) -> Entry:
-        return Entry(self.episode, row)
+    def entry(self) -> Entry:
+        """Of an answer whose tokens are not captured."""
+        return Entry(self.episode, Row(self.call_id))
 
 
 class Delivery:
@@ -95,21 +96,17 @@ class Delivery:
     async def _whole(self, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
         body = b"".join([chunk async for chunk in upstream.chunks()])
         if self._gate is not None:
-            row = _row(self._gate.call_id, _usage_in(body))
-            await self._gate.start(self._gate.entry(row) if upstream.status < 400 else None)
+            await self._gate.start(self._gate.entry() if upstream.status < 400 else None)
         self.sent = True
         await respond(self._send, Answer(body, upstream.status, headers, content_type))
 
     async def _stream(self, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
-        detector, parser, row = StartDetector(), SseParser(), None
+        detector, waits = StartDetector(), self._gate is not None
         async for chunk in upstream.chunks():
-            if self._gate is not None and row is None and detector.starts(chunk):
-                row = _row(self._gate.call_id, {})
-                await self._gate.start(self._gate.entry(row) if upstream.status < 400 else None)
+            if waits and self._gate is not None and detector.starts(chunk):
+                await self._gate.start(self._gate.entry() if upstream.status < 400 else None)
+                waits = False
             await self._part(upstream.status, content_type, headers, chunk)
-            if row is not None and b'"usage"' in chunk:
-                for data in parser.feed(chunk):
-                    _count(row, _usage_in(data.encode()))
         await self._end()
 
     async def _captured(self, gate: GatedCall, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
@@ -158,23 +155,3 @@ class Delivery:
             encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
             await self._send({"type": "http.response.start", "status": status, "headers": encoded})
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
-def _usage_in(body: bytes) -> dict[str, int]:
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    match found:
-        case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(completion)}}:
-            return {"prompt_tokens": prompt, "completion_tokens": completion}
-    return {}
-
-
-def _row(call_id: str, usage: dict[str, int]) -> Row:
-    return Row(call_id, usage.get("prompt_tokens"), usage.get("completion_tokens"))
-
-
-def _count(row: Row, usage: dict[str, int]) -> None:
-    row.prompt_tokens = usage.get("prompt_tokens", row.prompt_tokens)
-    row.completion_tokens = usage.get("completion_tokens", row.completion_tokens)

@@ -126,6 +126,12 @@ class CaptureLedger:
         self.pending.drop(done)
         self._gone(done)
 
+    def drop(self, rollout_ids: Iterable[str]) -> None:
+        """Forgotten, whoever looks after their files: nothing of these rollouts is kept in memory (INV-39)."""
+        for rollout_id in rollout_ids:
+            self._begun.pop(rollout_id, None)
+            self.pending.forget([rollout_id])
+
     async def delete(self, episodes: Iterable[EpisodeId]) -> None:
         """Remove rows, poison and markers of exactly these attempts."""
         done = list(episodes)

@@ -197,7 +197,9 @@ def test_nothing_of_a_forgotten_rollout_is_left_but_the_rows_of_its_last_attempt
         await shop.call(TWO, R1, "r-a1.c0")
         assert shop.fenced(R)
         await shop.forget("r")
-        assert shop.shelf.names() == ["r-a1.lineage.jsonl"], "also when the server that fenced it has been restarted"
+        assert shop.shelf.names() == ["r-a1.lineage.jsonl", "r-a1.lineage.started"], (
+            "also when the server that fenced it has been restarted"
+        )
         for _, status in [await shop.ask(server, "/ng-control/v1/ledger/manifest", {}) for server in POLICIES]:
             assert [each["capture_key"] for each in status["lineages"]] == ["r-a1"]
 
