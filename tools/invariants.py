@@ -30,7 +30,6 @@ NOT_ABOUT = frozenset({"test_invariants_table.py", "test_docs_simulator.py", "te
 NOT_BUILT: dict[int, str] = {
     21: "capturing agents",
     24: "a time-out of an episode that stops while it is parked",
-    47: "the ledger's routes",
     **dict.fromkeys(range(70, 76), "cuts of generations"),
     **dict.fromkeys(range(80, 85), "several workers of one server"),
     **dict.fromkeys(range(100, 104), "the trace and ledger of the training side"),

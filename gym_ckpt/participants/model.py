@@ -51,6 +51,8 @@ class ModelParticipant(Participant):
         super().__init__(instance, ports)
         self._backends = Backends(ports, workers)
         self.book: CallBook = MemoryBook(ports)
+        self.gated = True
+        """False, where nobody can take a checkpoint: tagged calls pass as untagged ones do, and nothing is kept."""
 
     def capture(self, ledger_dir: str, token_dir: str | None, peers: Sequence[str]) -> LedgerBook:
         """Capture tokens from now on, into the ledger of these model servers. Before `open`."""
@@ -108,7 +110,7 @@ class ModelParticipant(Participant):
     async def generate(self, request: Request, send: Send) -> None:
         body = await request.body()
         episode = request.episode
-        if episode is None:
+        if episode is None or not (self.gated or self.book.captures):
             await request.while_connected(lambda: self._forward(request, body, Delivery(send, None), None))
             return
         delivery: Delivery | None = None
@@ -143,10 +145,10 @@ class ModelParticipant(Participant):
     async def _forward(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None) -> None:
         """Pass the call on; to another worker only while it has certainly reached none."""
         headers: Headers = [("content-type", "application/json")]
-        session = None
-        if gate is not None:
-            headers = [*headers, (CALL_ID, gate.call_id)]
-            session = gate.episode.rollout_id
+        session = None if request.episode is None else request.episode.rollout_id
+        call_id = request.header(CALL_ID) if gate is None else gate.call_id
+        if call_id is not None:
+            headers = [*headers, (CALL_ID, call_id)]
         try:
             async with self._backends.answer(session, request.scope["path"], headers, body) as upstream:
                 await delivery.run(upstream)

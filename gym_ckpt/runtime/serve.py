@@ -115,6 +115,7 @@ def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.ab
             return ResourcesParticipant(name, ports, by_name(server.gym))
         case ModelSettings() as server:
             model = ModelParticipant(name, ports, settings.worker_urls(server))
+            model.gated = settings.checkpoint is not None
             if server.ledger_dir is not None:
                 model.capture(server.ledger_dir, server.token_dir, settings.models())
             return model
