@@ -25,9 +25,9 @@ SLOW_TOKENS_PER_S = 0.5
 """No rollout ends soon, so that a test can do many things meanwhile."""
 
 
-def write_tasks(path: Path) -> None:
+def write_tasks(path: Path, turns_of: tuple[int, ...]) -> None:
     lines = []
-    for number, turns in enumerate(TURNS):
+    for number, turns in enumerate(turns_of):
         prompt = f"Put store {number} in order. [[turns={turns} tokens=60 calls=1]]"
         task = {"prompt": prompt, "inventory": dict.fromkeys(ITEMS, 300 + number)}
         lines.append(json.dumps({"id": f"store-{number}", "task": task}))
@@ -35,16 +35,26 @@ def write_tasks(path: Path) -> None:
 
 
 class Many:
-    """One gym in `folder`; `strike`: for the collector's disk, or for that of the server named in the file's name."""
+    """One gym in `folder`, with a rollout for each of `turns`, whose inference worker writes `tokens_per_s`."""
 
-    def __init__(self, nursery: Nursery, folder: Path, *, collect: str = "", slow: bool = False) -> None:
+    def __init__(
+        self,
+        nursery: Nursery,
+        folder: Path,
+        *,
+        collect: str = "",
+        turns: tuple[int, ...] = TURNS,
+        tokens_per_s: float = TOKENS_PER_S,
+    ) -> None:
         self.nursery = nursery
+        self.tokens_per_s = tokens_per_s
         self.statuses: list[int] = []
         self.gym = DemoGym("gym", folder / "gym")
-        write_tasks(folder / "tasks.jsonl")
-        self.gym.prepare(len(TURNS), SLOW_TOKENS_PER_S if slow else TOKENS_PER_S)
-        with self.gym.config.open("a", encoding="utf-8") as file:
-            file.write(collect)
+        write_tasks(folder / "tasks.jsonl", turns)
+        self.gym.prepare(len(turns), tokens_per_s)
+        text = self.gym.config.read_text(encoding="utf-8") + collect
+        agent = 'kind = "agent"\n'
+        self.gym.config.write_text(text.replace(agent, f"{agent}max_steps = {max(turns) + 1}\n"), encoding="utf-8")
 
     @property
     def log(self) -> Path:
@@ -55,6 +65,7 @@ class Many:
         return self.log.read_text() if self.log.exists() else ""
 
     def strike(self, name: str) -> Path:
+        """The error that is to meet the collector's disk, or that of the server of this name."""
         return self.gym.folder / f"{name}.strike"
 
     def arm(self, name: str, nth: int, error: str, *, after: bool, part: str = "") -> None:
@@ -108,7 +119,7 @@ class Many:
     def speed_up(self) -> None:
         """A slow gym is as fast as another from its next start on."""
         text = self.gym.config.read_text()
-        self.gym.config.write_text(text.replace(f"= {SLOW_TOKENS_PER_S}", f"= {TOKENS_PER_S}"))
+        self.gym.config.write_text(text.replace(f"= {self.tokens_per_s}", f"= {TOKENS_PER_S}"))
 
     def check_latest(self) -> None:
         """The checkpoint in force is whole; an older one may be half removed at any moment."""

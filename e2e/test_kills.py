@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.many import TURNS, Many
+from e2e.many import Many
 from e2e.nursery import Nursery
 from gym_ckpt.cli.demo_figures import compare, effects
 from gym_ckpt.cli.demo_gym import COLLECTOR, SERVERS
@@ -17,6 +17,9 @@ from gym_ckpt.cli.inspect import inspect_directory
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CYCLES = 20
 KILLS = 50
+TURNS = (1, 1, 2, 1, 6, 2, 1, 60)
+TOKENS_PER_S = 120.0
+"""A call takes half a second, so that most lives get past one, and the longest rollout more than all lives together."""
 TIMER = "checkpoint_every_s = 0.3\n"
 
 
@@ -24,14 +27,14 @@ def test_twenty_crashes_lose_no_row_and_are_not_unkind_to_long_ones(tmp_path: Pa
     chance = random.Random(16)
     (tmp_path / "calm").mkdir()
     with Nursery() as nursery:
-        calm = Many(nursery, tmp_path / "calm")
+        calm = Many(nursery, tmp_path / "calm", turns=TURNS)
         calm.start_servers()
         calm.start_collector(resume=False)
         assert nursery.wait(COLLECTOR) == 0, calm.said()
         calm.kill_all()
 
         nursery.kills = 0
-        many = Many(nursery, tmp_path, collect=TIMER)
+        many = Many(nursery, tmp_path, collect=TIMER, turns=TURNS, tokens_per_s=TOKENS_PER_S)
         for _ in range(CYCLES):
             many.start_servers()
             many.start_collector()
@@ -50,6 +53,7 @@ def test_twenty_crashes_lose_no_row_and_are_not_unkind_to_long_ones(tmp_path: Pa
                 assert sound, text
         assert nursery.kills >= KILLS
         assert len(many.gym.rows()) < len(TURNS), "the long episodes were to outlast the crashes"
+        many.speed_up()
         many.start_servers()
         many.start_collector()
         assert nursery.wait(COLLECTOR) == 0, many.said()[-3000:]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.many import TURNS, Many
+from e2e.many import SLOW_TOKENS_PER_S, TURNS, Many
 from e2e.nursery import Nursery
 from gym_ckpt.cli.demo_figures import Compared, compare, read_saved
 from gym_ckpt.cli.demo_gym import COLLECTOR
@@ -61,7 +61,7 @@ def test_an_error_at_every_call_of_a_checkpoint_leaves_one_in_force_and_the_next
     errors = cycle(ERRORS)
     failed = 0
     with Nursery() as nursery:
-        many = Many(nursery, tmp_path, collect=SHORT, slow=True)
+        many = Many(nursery, tmp_path, collect=SHORT, tokens_per_s=SLOW_TOKENS_PER_S)
         many.start_servers()
         many.start_collector(resume=False)
         many.until(lambda: many.in_flight() == len(TURNS), "every row to be in flight")
@@ -85,7 +85,7 @@ def test_an_error_at_every_call_of_a_restart_costs_no_row(tmp_path: Path) -> Non
     errors = cycle(ERRORS)
     ended = went_on = 0
     with Nursery() as nursery:
-        many = Many(nursery, tmp_path, collect=SHORT, slow=True)
+        many = Many(nursery, tmp_path, collect=SHORT, tokens_per_s=SLOW_TOKENS_PER_S)
         many.start_servers()
         many.start_collector(resume=False)
         many.until(lambda: many.in_flight() == len(TURNS), "every row to be in flight")
