@@ -24,6 +24,7 @@ from gym_ckpt.adapters.host import PARENT_PID
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.errors import ConfigError, GymCkptError, TransportError
 from gym_ckpt.limits import DRAIN_S, KILL_AFTER_DRAIN_S, LOG_LINES_SHOWN, READY_POLL_S, READY_S
+from gym_ckpt.runtime.groups import Tasks
 
 Log = Callable[[str, str], None]
 """Called with a server's name and one line that it printed."""
@@ -67,7 +68,7 @@ class Supervisor:
         self._tasks: anyio.abc.TaskGroup
 
     async def __aenter__(self) -> Supervisor:
-        self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
+        self._tasks = await self._exit.enter_async_context(Tasks())
         return self
 
     async def __aexit__(
@@ -76,9 +77,6 @@ class Supervisor:
         with anyio.CancelScope(shield=True):
             await self.stop(drain_s=DRAIN_S if kind is None else 0.0)
         self._tasks.cancel_scope.cancel()
-        if isinstance(error, Exception):  # the body's own, which the task group would wrap
-            await self._exit.__aexit__(None, None, None)
-            return None
         return await self._exit.__aexit__(kind, error, where)
 
     async def start(self, name: str, command: Command) -> int:

@@ -36,6 +36,7 @@ from gym_ckpt.cli.demo_gym import POLICIES, DemoFailed, DemoGym, write_tasks
 from gym_ckpt.cli.demo_table import table
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import DEMO_DEEPEN_S, DEMO_POLL_S, DEMO_RUN_ON_S, DEMO_WAIT_S
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.wire import json
 
 
@@ -84,7 +85,7 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
     began = monotonic()
     _say(f"starting two gyms of eight processes each for {rollouts} rollouts: one is the undisturbed reference")
     async with HttpxClient() as http, Supervisor(gym.log) as servers, Supervisor(reference.log) as undisturbed:
-        async with anyio.create_task_group() as tasks:
+        async with Tasks() as tasks:
             tasks.start_soon(gym.start_servers, servers)
             tasks.start_soon(reference.start_servers, undisturbed)
         await gym.start_collector(servers, resume=False)

@@ -15,6 +15,7 @@ from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_types import suggestion
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import SIGNALLED_TOGETHER_S
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import GymSettings
 
 IGNORE_SIGTERM = ("--ignore-sigterm",)
@@ -28,7 +29,7 @@ def serve_all(config: str, *, ignore_sigterm: bool = False) -> None:
 
 async def _supervise(config: str, settings: GymSettings, ignore_sigterm: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with Supervisor(_log) as servers, anyio.create_task_group() as tasks:
+        async with Supervisor(_log) as servers, Tasks() as tasks:
             tasks.start_soon(_run_servers, servers, config, settings, ignore_sigterm)
             async for number in signals:
                 if ignore_sigterm:
@@ -78,7 +79,7 @@ async def _serve_until_told(settings: GymSettings, name: str, supervised: bool, 
     from gym_ckpt.adapters.system import production_ports
     from gym_ckpt.runtime.serve import run_server
 
-    async with production_ports() as ports, ports.signals.listen() as signals, anyio.create_task_group() as tasks:
+    async with production_ports() as ports, ports.signals.listen() as signals, Tasks() as tasks:
 
         def ready() -> None:
             if not supervised:  # or its supervisor says so, once all are

@@ -23,6 +23,7 @@ from gym_ckpt.errors import (
 )
 from gym_ckpt.limits import CONTROL_ATTEMPT_TIMEOUT_S, CONTROL_RETRY_FIRST_S, CONTROL_RETRY_MAX_S, DISCOVERY_BUDGET_S
 from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.peer import PeerRefused, accepted
 from gym_ckpt.types import Kind
 from gym_ckpt.wire.messages import CONTROL_PREFIX, Status, decode, encode
@@ -128,7 +129,7 @@ async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> li
         except GymCkptError as error:
             failures[index] = error
 
-    async with anyio.create_task_group() as tasks:
+    async with Tasks() as tasks:
         for index, item in enumerate(items):
             tasks.start_soon(run, index, item)
     if failures:

@@ -11,7 +11,7 @@ import math
 
 import anyio
 
-from gym_ckpt.controller.housekeeping import Housekeeping, why
+from gym_ckpt.controller.housekeeping import Housekeeping
 from gym_ckpt.controller.shared import Shared
 from gym_ckpt.controller.taking import Missed, Taken, Taking
 from gym_ckpt.errors import GymCkptError
@@ -102,8 +102,8 @@ class Checkpointer:
                     shared.collection.lost(episode)
                 try:
                     await self._housekeeping.retire_waiting()
-                except (GymCkptError, ExceptionGroup) as error:
-                    return f"{failure}; its blockers could not be retired ({why(error)})"
+                except GymCkptError as error:
+                    return f"{failure}; its blockers could not be retired ({error})"
         return failure
 
     async def _closed_take(self, budget_s: float, prepare_s: float) -> Taken:

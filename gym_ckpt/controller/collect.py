@@ -29,6 +29,7 @@ from gym_ckpt.core.collection import Collection
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import ROWS_FLUSH_AT_STOP_S
 from gym_ckpt.ports import Lock, Ports
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage.files import reason
 
@@ -58,18 +59,10 @@ async def collect(
     run = _Run(settings, coordination, environment_url, ports, progress, interrupts)
     if settings.checkpoint_dir is None:
         return await run.whole()
-    trouble: GymCkptError | OSError | None = None
-    outcome = None
-    async with ports.signals.listen() as signals, anyio.create_task_group() as listening:
+    async with ports.signals.listen() as signals, Tasks() as listening:
         listening.start_soon(interrupts.watch, signals)
-        try:
-            outcome = await run.whole()
-        except (GymCkptError, OSError) as error:
-            trouble = error  # raised below, where no group wraps it
+        outcome = await run.whole()
         listening.cancel_scope.cancel()
-    if trouble is not None:
-        raise trouble
-    assert outcome is not None, "a run ends in an outcome or in an error"
     return outcome
 
 
@@ -102,6 +95,9 @@ class _Run:
         try:
             with self._interrupts.everything:
                 outcome = await self._from_start_to_end()
+        except (GymCkptError, OSError):
+            if not self._interrupts.killed:  # else: told to stop at once, whatever goes wrong in the same instant
+                raise
         finally:
             self._progress.stop()
             for lock in self._locks:
@@ -140,7 +136,7 @@ class _Run:
         self._progress.start(shared.collection.counts())
         housekeeping = Housekeeping(shared)
         checkpointer = None
-        async with anyio.create_task_group() as tasks:
+        async with Tasks() as tasks:
             tasks.start_soon(started.rows.run, shared.fail, self._progress.message)
             tasks.start_soon(housekeeping.run)
             tasks.start_soon(Rollouts(shared, self._url).run)

@@ -28,6 +28,7 @@ from gym_ckpt.limits import (
     RETIRE_BUDGET_S,
 )
 from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire.messages import (
     CommitReply,
@@ -106,22 +107,16 @@ class Coordination:
         until = anyio.current_time() + budget_s
         opened = OpenCheckpoint(self, checkpoint_id, until)
         ready_by = until if prepare_s is None else min(until, anyio.current_time() + prepare_s)
-        try:
-            async with anyio.create_task_group() as renewing:
-                try:
-                    await self._prepare(opened, ready_by)
-                    renewing.start_soon(self._keep_lease, checkpoint_id, budget_s)
-                    yield opened
-                finally:
-                    renewing.cancel_scope.cancel()
-                    if not (opened.stays_closed or abandoned()):
-                        with anyio.CancelScope(shield=True):
-                            await self._resume_all(checkpoint_id)
-        except BaseExceptionGroup as group:
-            # The body's own error, which the task group has wrapped: nothing else here raises.
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from None
-            raise
+        async with Tasks() as renewing:
+            try:
+                await self._prepare(opened, ready_by)
+                renewing.start_soon(self._keep_lease, checkpoint_id, budget_s)
+                yield opened
+            finally:
+                renewing.cancel_scope.cancel()
+                if not (opened.stays_closed or abandoned()):
+                    with anyio.CancelScope(shield=True):
+                        await self._resume_all(checkpoint_id)
 
     async def restore(
         self, restore_id: str, checkpoint_dir: str, scope: Iterable[EpisodeId], budget_s: float

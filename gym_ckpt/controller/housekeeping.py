@@ -48,8 +48,8 @@ class Housekeeping:
                     await self.retire_waiting()
                     if len(shared.collection.forget_batch(FORGET_BATCH)) == FORGET_BATCH:
                         await self._forget(FORGET_BATCH)
-            except (GymCkptError, OSError, ExceptionGroup) as error:
-                shared.progress.message(f"retiring lost rows has to wait: {why(error)}")
+            except (GymCkptError, OSError) as error:
+                shared.progress.message(f"retiring lost rows has to wait: {error}")
                 await anyio.sleep(delay_s)
                 delay_s = min(2 * delay_s, COLLECT_RETRY_MAX_S)
             else:
@@ -77,8 +77,8 @@ class Housekeeping:
                 try:
                     async with self._shared.checkpoint_lock:
                         await self._forget(RETIRE_BATCH)
-                except (GymCkptError, OSError, ExceptionGroup) as error:
-                    self._shared.progress.message(f"some finished rollouts could not be forgotten: {why(error)}")
+                except (GymCkptError, OSError) as error:
+                    self._shared.progress.message(f"some finished rollouts could not be forgotten: {error}")
                     await anyio.sleep(COLLECT_RETRY_FIRST_S)
 
     async def _forget(self, limit: int) -> None:
@@ -99,10 +99,3 @@ class Housekeeping:
         """Long enough that rows lost by one event are retired together, and longer while nothing replies at all."""
         doublings = min(self._shared.losses_in_a_row // max(1, self._shared.settings.concurrency), 16)
         return float(min(COLLECT_RETRY_FIRST_S * 2**doublings, COLLECT_RETRY_MAX_S))
-
-
-def why(error: Exception) -> str:
-    """One line for a person; of a group, its first member."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__

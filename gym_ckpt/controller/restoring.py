@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import anyio
 
-from gym_ckpt.controller.housekeeping import why
 from gym_ckpt.controller.published import Source
 from gym_ckpt.controller.shared import Coordination, Shared
 from gym_ckpt.errors import AlreadyServing, GymCkptError, ParticipantFailed
@@ -33,7 +32,7 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
         installed = await coordination.restore(
             restore_id, source.checkpoint_dir, wanted, shared.settings.checkpoint_timeout_s
         )
-    except (GymCkptError, ExceptionGroup) as error:
+    except GymCkptError as error:
         shared.collection.restore_failed(episode.next() for episode in wanted)
         shared.progress.message(f"{_refused(error)}: {len(wanted)} rows start from input")
         return
@@ -53,8 +52,8 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     )
     try:
         await coordination.resume(restore_id)
-    except (GymCkptError, ExceptionGroup) as error:
-        shared.progress.message(f"not every server could be opened after the restore, its lease will: {why(error)}")
+    except GymCkptError as error:
+        shared.progress.message(f"not every server could be opened after the restore, its lease will: {error}")
     shared.progress.message(f"{len(installed)} rows restored from checkpoint {source.checkpoint_id}")
 
 
@@ -78,8 +77,8 @@ async def _logged(shared: Shared, attempts: Sequence[EpisodeId], source: Source)
     return False
 
 
-def _refused(error: Exception) -> str:
+def _refused(error: GymCkptError) -> str:
     """One line: why nothing was restored."""
     if isinstance(error, ParticipantFailed) and isinstance(error.error, AlreadyServing):
         return f"the servers stayed up over the restart and cannot take a checkpoint back; restart them too ({error})"
-    return f"the checkpoint could not be restored ({why(error)})"
+    return f"the checkpoint could not be restored ({error})"

@@ -18,6 +18,7 @@ from gym_ckpt.controller.shared import Shared
 from gym_ckpt.core.collection import Verdict
 from gym_ckpt.errors import GymCkptError, NotLossless
 from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, COLLECT_RETRY_MAX_S
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId
 
@@ -33,7 +34,7 @@ class Rollouts:
         """Dispatch until cancelled, which drops the calls in flight."""
         shared = self._shared
         delay_s = COLLECT_RETRY_FIRST_S
-        async with anyio.create_task_group() as calls:
+        async with Tasks() as calls:
             while True:
                 if not shared.collection.dispatchable or shared.interrupts.stopping:
                     await shared.dispatch_wake.wait()

@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 
-from gym_ckpt.controller.housekeeping import why
 from gym_ckpt.controller.published import collection_of, participants_in
 from gym_ckpt.controller.shared import Coordination, OpenCheckpoint, Shared
 from gym_ckpt.errors import GymCkptError, InvalidRolloutId, NotReady
@@ -84,12 +83,11 @@ class Taking:
                 await self._opened(attempt, attempt.began + budget_s, prepare_s)
         except NotReady as error:
             raise Missed(str(error), _episodes(error.blockers)) from error
-        except (GymCkptError, OSError, ExceptionGroup) as error:
-            if not _expected(error):
-                raise
+        except (GymCkptError, OSError) as error:
+            text = reason(error) if isinstance(error, OSError) else str(error)
             if not attempt.published:
-                raise Missed(reason(error) if isinstance(error, OSError) else why(error)) from error
-            self._shared.progress.message(f"checkpoint {checkpoint_id} is published, but: {why(error)}")
+                raise Missed(text) from error
+            self._shared.progress.message(f"checkpoint {checkpoint_id} is published, but: {text}")
         if not attempt.published:
             limit_s = self._shared.settings.checkpoint_timeout_s
             raise Missed(f"it took longer than checkpoint_timeout_s, {limit_s:g} s, allows")
@@ -232,10 +230,3 @@ def _episodes(blockers: Iterable[str]) -> list[EpisodeId]:
         except InvalidRolloutId:
             continue
     return found
-
-
-def _expected(error: Exception) -> bool:
-    """Trouble of a peer or a disk, and not a broken belief that a group hides."""
-    if isinstance(error, ExceptionGroup):
-        return all(_expected(one) for one in error.exceptions)
-    return isinstance(error, (GymCkptError, OSError, Missed))

@@ -18,6 +18,7 @@ import msgspec
 from gym_ckpt.errors import InvalidRequest, InvalidRolloutId, ProtocolError, RolloutIdRequired
 from gym_ckpt.limits import DATA_BODY_MAX_BYTES
 from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, encode, error_reply
@@ -101,16 +102,10 @@ class Request:
     async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` returns; cancelled, with `ClientGone`, once the caller has gone. The body was read before."""
         results: list[T] = []
-        failure: list[Exception] = []
-        async with anyio.create_task_group() as tasks:
+        async with Tasks() as tasks:
             tasks.start_soon(self._cancel_on_disconnect, tasks.cancel_scope)
-            try:
-                results.append(await work())
-            except Exception as error:
-                failure.append(error)  # out of the group as it is, not inside an exception group
+            results.append(await work())
             tasks.cancel_scope.cancel()
-        if failure:
-            raise failure[0]
         if not results:
             raise ClientGone
         return results[0]

@@ -20,6 +20,7 @@ from gym_ckpt.participants.resources import ResourcesParticipant
 from gym_ckpt.ports import ASGIApp, Ports
 from gym_ckpt.runtime.asgi import Route, Router, episode_context
 from gym_ckpt.runtime.control import ControlPlane
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.install import install
 from gym_ckpt.settings import (
     AgentSettings,
@@ -39,7 +40,7 @@ async def run_server(settings: GymSettings, name: str, ports: Ports, *, ready: C
     Raises:
         ConfigError: the address cannot be listened on, the gym is unknown, or checkpointing has no token.
     """
-    async with anyio.create_task_group() as tasks:
+    async with Tasks() as tasks:
         try:
             app = await application(settings, name, ports, tasks)
             await ports.server.serve(app, settings.url(name), ready=ready)

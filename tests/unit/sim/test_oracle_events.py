@@ -403,6 +403,17 @@ def a_row_in_flight_is_not_committed(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "collector.scope", scope=scope, restarts=[], stop=False)
 
 
+@story(91)
+def a_row_ended_and_is_neither_written_nor_in_the_checkpoint(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.dispatch", episode="r")
+    if wrong:
+        on.emit("controller", "collector.settled", episode="r", outcome="Finished")
+    on.emit("controller", "collector.scope", scope=[] if wrong else ["r"], restarts=[], stop=False)
+    if not wrong:  # it is in the checkpoint, and ends while a slow disk publishes that: the leases ran out
+        on.emit("controller", "collector.settled", episode="r", outcome="Finished")
+    on.publish("c-1", {"environment": {}} if wrong else checkpoint(), continued=[] if wrong else ["r"])
+
+
 @story(92)
 def a_stop_is_resumed(on: Onlooker, wrong: bool) -> None:
     on.close("policy")
