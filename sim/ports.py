@@ -102,7 +102,7 @@ class _Disk:
             if self._together < 0 or fate is not CALM_DISK:
                 self._together = self._chance.randrange(STEPS_TOGETHER)
                 owed_s, self._owed_s = self._owed_s, 0.0
-                await world.clock.sleep_through(owed_s, epoch)
+                await world.clock.sleep_through(owed_s)
             await epoch.fence()
             if fate.crash == "before":
                 await self._crash()

@@ -446,6 +446,33 @@ def test_a_disk_job_is_not_interrupted_by_cancellation() -> None:
     assert world.disk.tree("/") == {"/f": b"xxxxx"}
 
 
+def test_a_process_that_dies_in_a_disk_step_which_was_cancelled_before_dies_like_any_other() -> None:
+    """It is not buried, and the step's end wakes nobody: trio would end the run with an internal error."""
+    closed: list[str] = []
+
+    def job(fs: FileSystem) -> Generator[str, None, None]:
+        try:
+            yield "slow"
+            fs.append("/f").write(b"x")
+        finally:
+            closed.append("job")
+
+    async def main(ports: Ports) -> None:
+        with anyio.move_on_after(0.2):
+            await ports.disk.run(job)
+
+    world = World(0, StrikeDisk(DiskFate(latency_s=1.0), 0))
+
+    async def script(world: World) -> None:
+        node = world.add_node("n", main, start=True)
+        await world.sleep(0.5)
+        node.crash()
+        await world.sleep(1)
+
+    world.run(script).check()
+    assert closed == ["job"] and world.disk.tree("/") == {} and not world.reaper.burials
+
+
 def test_probes_crash_fail_delay_and_are_counted() -> None:
     class Strike(CalmFates):
         def probe(self, node: str, point: str) -> ProbeFate:
