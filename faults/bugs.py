@@ -8,26 +8,14 @@ Must not know: which invariant notices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
+from faults import call_patches, life_patches, patches
 from faults import collector_patches as collector
 from faults import ledger_patches as ledger
-from faults import patches
-from faults.patches import Patches
+from faults.patches import Bug
 from gym_ckpt.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class Bug:
-    """`intent`: what a programmer might get wrong. `ground`: the part of the specification that it breaks."""
-
-    name: str
-    intent: str
-    ground: str
-    patch: Callable[[], Patches]
-
 
 BUGS: dict[str, Bug] = {
     bug.name: bug
@@ -314,6 +302,8 @@ BUGS: dict[str, Bug] = {
             "INV-42",
             ledger.no_claim,
         ),
+        *call_patches.BUGS,
+        *life_patches.BUGS,
     )
 }
 

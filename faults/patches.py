@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -43,6 +43,16 @@ from gym_ckpt.wire.messages import RestoreReply, RestoreRequest, RetireReply, Re
 
 Patches = list[tuple[object, str, Any]]
 """Owner, attribute, and what stands there while the bug is planted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`intent`: what a programmer might get wrong. `ground`: the part of the specification that it breaks."""
+
+    name: str
+    intent: str
+    ground: str
+    patch: Callable[[], Patches]
 
 
 def mutated(function: Any, old: str, new: str) -> Any:

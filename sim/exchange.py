@@ -92,6 +92,7 @@ class Exchange:
         self.timer: Timer | None = None
         self.client_slot = Slot()
         self._left = False
+        self.tap: Callable[[int, int, bytes], None] | None = None
         # server
         self.arrived = False
         self.disconnected = False
@@ -166,6 +167,8 @@ class Exchange:
         if self.error is not None or self._left:
             return
         if chunk:
+            if self.tap is not None:
+                self.tap(self.number, self.status, chunk)
             self.chunks.append(chunk)
             if self.whole:
                 self.credit(len(chunk))

@@ -85,6 +85,8 @@ class Network:
         self._on_error = on_error
         self.shown: Mapping[str, str] = {}
         """Request headers that a trace shows, by lower-case name, and as which field."""
+        self.tap: Callable[[int, int, bytes], None] | None = None
+        """Given number, status and each part, as it arrives, of replies to requests with such a header."""
         self._listeners: dict[str, Listener] = {}
         self._number = 0
         self._nobody = Epoch("network", 0, 0)
@@ -150,6 +152,7 @@ class Network:
         exchange.whole = whole
         shown = self.shown
         fields = {shown[key.lower()]: value for key, value in headers if key.lower() in shown} if shown else {}
+        exchange.tap = self.tap if fields else None
         self.emit(src.name, "net.request", x=exchange.number, dst=dst_name, method=method, path=target.path, **fields)
         there_and_back = fate.request_latency_s + fate.reply_latency_s
         scope = _scope(method, target, headers, body)

@@ -35,10 +35,7 @@ NOT_BUILT: dict[int, str] = {
     **dict.fromkeys(range(100, 104), "the trace and ledger of the training side"),
 }
 """Invariants of features that the code does not have yet, and which feature."""
-OWED: dict[int, str] = {
-    15: "seen only through INV-1: a session that goes on from a wrong boundary gives other rows",
-    23: "seen only through INV-40 and INV-91, which compare what is committed with the scope",
-}
+OWED: dict[int, str] = {}
 """Invariants that nothing checks by themselves although their feature is built. This list only ever gets shorter."""
 
 HEAD = """\

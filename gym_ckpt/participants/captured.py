@@ -184,10 +184,12 @@ class LedgerBook(CallBook):
         except OSError as error:
             self._ports.tracer.emit("ledger.discard_failed", why=str(error))
             return
-        deleted, started = [each.key for each in done.deleted], [each.key for each in done.started]
-        if deleted or started or done.failed:
+        if done.deleted or done.started or done.failed or done.busy:
             self._ports.tracer.emit(
-                "ledger.discarded", deleted=deleted, started=started, failed=[each.key for each in done.failed]
+                "ledger.discarded",
+                deleted=[each.key for each in done.deleted],
+                started=[each.key for each in done.started],
+                failed=[each.key for each in (*done.failed, *done.busy)],
             )
 
     def staging_keys(self, record: Record) -> tuple[str, ...]:

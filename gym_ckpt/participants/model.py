@@ -122,7 +122,10 @@ class ModelParticipant(Participant):
                 wall = self.ports.clock.wall()
                 gate = GatedCall(self.ports, self.admission, work, self.book, episode, call_id, wall, asked)
                 delivery = answering = Delivery(send, gate)
-                await request.while_connected(lambda: self._admitted(request, body, answering, gate))
+                try:
+                    await request.while_connected(lambda: self._admitted(request, body, answering, gate))
+                finally:
+                    self.ports.tracer.emit("gate.done", episode=episode.key, call=call_id)
         except StaleAttempt as error:
             if delivery is None or not delivery.sent:
                 raise

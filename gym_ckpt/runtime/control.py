@@ -50,6 +50,7 @@ from gym_ckpt.wire.messages import (
     Status,
     checked_budget,
     directory_of,
+    plain,
     rollouts_of,
     scope_of,
 )
@@ -113,11 +114,9 @@ class ControlPlane:
             raise InvalidPhase(f"checkpoint {request.checkpoint_id} ended while it was being prepared")
         if settled.done and book.quiet:
             self._apply(phases.Ready(request.checkpoint_id))
-        report = self._participant.report()
-        return PrepareReply(
-            phase=self._state.phase,
-            report=msgspec.structs.replace(report, ready=self._state.phase is not Phase.PREPARING),
-        )
+        report = msgspec.structs.replace(self._participant.report(), ready=self._state.phase is not Phase.PREPARING)
+        self._emit("prepare.replied", request.checkpoint_id, report=lambda: plain(report), live=self._live)
+        return PrepareReply(phase=self._state.phase, report=report)
 
     async def renew(self, request: RenewRequest) -> RenewReply:
         """Keep the lease alive."""
@@ -157,7 +156,7 @@ class ControlPlane:
         if self._abort.publishing and not self._committed.done:
             # The manifest may be appearing right now: say "resumed" only once nothing is written any more (INV-50).
             await self._committed.wait(until - anyio.current_time(), "the end of a write")
-        self._ports.tracer.emit("resume.done", checkpoint_id=request.checkpoint_id)
+        self._emit("resume.done", request.checkpoint_id)
         return ResumeReply(phase=Phase.IDLE)
 
     async def retire(self, request: RetireRequest) -> RetireReply:
@@ -223,6 +222,9 @@ class ControlPlane:
             yield episodes
 
     # Carrying out.
+
+    def _emit(self, event: str, checkpoint_id: str, **fields: object) -> None:
+        self._ports.tracer.emit(event, checkpoint_id=checkpoint_id, **fields)
 
     async def _durably(self, work: Awaitable[None]) -> None:
         try:
@@ -341,6 +343,7 @@ class ControlPlane:
             raise
         except Exception as error:  # an author's hook may raise anything; this checkpoint has failed, the server lives
             failure = ExportFailed(f"{self._participant.kind} {self._participant.instance}: {error}")
+            self._emit("commit.failed", checkpoint_id, why=failure.detail)
             self._apply(phases.CommitFailed(checkpoint_id, failure.detail))
             outcome.fail(failure)
             return

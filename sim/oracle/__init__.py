@@ -4,9 +4,10 @@
     files       checkpoints, read as an onlooker                gate       INV-11, 14, 16, 61, 63, 66, 68
     retire      INV-30 … 34, 37, 38                             restore    INV-60, 62, 63, 65
     contents    INV-6, 17, 18, 40, 41, 52                       disk       INV-48 … 51
-    collector   INV-2, 38, 90 … 94                              rows       INV-1 … 4
-    rest        INV-5, 53                                       ledger     INV-16, 19, 20, 42, 43, 46, 62, 63, 65
-    lineage     INV-4, 16, 36, 39, 64, 67
+    collector   INV-2, 38, 90 … 94, 96                          rows       INV-1 … 4
+    rest        INV-5, 53                                       ledger     INV-16, 19, 20, 42, 43, 44, 46, 62, 63, 65
+    lineage     INV-4, 16, 36, 39, 64, 67                       ready      INV-10, 12, 23, 45
+    calls       INV-13, 15, 22, 35, 47
 
 It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
 nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
@@ -18,17 +19,19 @@ from collections import Counter
 from collections.abc import Callable
 
 from gym_ckpt.ports import Ports
-from gym_ckpt.settings import ModelSettings
+from gym_ckpt.settings import AgentSettings, ModelSettings
 from sim.cluster import CONTROLLER, FOREIGN, LEDGER, OUTPUT, RUN_DIR, Cluster
-from sim.oracle.collector import Dispatching, Stops
+from sim.oracle.calls import Boundary, Starts, Strangers, Waiting
+from sim.oracle.collector import Asked, Dispatching, Stops
 from sim.oracle.contents import Delivered, Scope
 from sim.oracle.disk import RunDirectory, Written
 from sim.oracle.files import Archive
 from sim.oracle.findings import Check, Findings, Violation
 from sim.oracle.gate import Arrivals, Fenced, Held
 from sim.oracle.known import Known
-from sim.oracle.ledger import Carried, Shelf, Writing
+from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
+from sim.oracle.ready import Final, Readiness, Unchanged
 from sim.oracle.rest import Rest
 from sim.oracle.restore import AllOrNothing, Installing
 from sim.oracle.retire import Forgetting, Retired, Retiring
@@ -58,7 +61,9 @@ class Oracle:
         self._findings = findings = Findings(world)
         self._known = known = Known()
         archive = Archive(world.disk, RUN_DIR)
-        models = frozenset(name for name, each in cluster.gym.servers.items() if isinstance(each, ModelSettings))
+        gym = cluster.gym.servers
+        models = frozenset(name for name, each in gym.items() if isinstance(each, ModelSettings))
+        agents = frozenset(name for name, each in gym.items() if isinstance(each, AgentSettings))
         self.run_directory = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep)
         self._written = Written(findings, known, world.disk, RUN_DIR)
         self._checks: tuple[Check, ...] = (
@@ -74,6 +79,14 @@ class Oracle:
             Delivered(findings, archive),
             Dispatching(findings, CONTROLLER),
             Stops(findings, known),
+            Asked(findings, CONTROLLER, cluster.options.timeout_s),
+            Readiness(findings, models),
+            Unchanged(findings),
+            Final(findings),
+            Boundary(findings, archive, agents),
+            Starts(findings, known, world.network, models),
+            Waiting(findings, known),
+            Strangers(findings, known),
             Effects(findings, reference),
             self.run_directory,
             self._written,
@@ -84,7 +97,7 @@ class Oracle:
             writing = Writing(findings, shelf, models)
             self._lineages = Lineages(findings, world.disk, shelf, writing, models)
             carried = Carried(findings, archive, world.disk, shelf, writing, models)
-            self._checks = (*self._checks, writing, carried, self._lineages)
+            self._checks = (*self._checks, writing, carried, Owed(findings), self._lineages)
         self._handlers: dict[str, list[Callable[[Row], None]]] = {}
         self._finished = False
         self.acknowledged: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The controller: what it dispatches, commits, retires and when (INV-2, 38, 90, 91, 92, 93, 94)."""
+"""The controller: what it dispatches, commits, retires and when (INV-2, 38, 90 … 94, 96)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from gym_ckpt.types import EpisodeId
 from sim.oracle.findings import Check, Findings, Handler, episode, episodes
 from sim.oracle.known import Known
 from sim.trace import Row
+
+ANSWER_S = 120.0
+"""Beyond the time of the checkpoint that was under way and of the one asked for: retires, resumes, slow nodes."""
 
 
 class Dispatching(Check):
@@ -181,3 +184,72 @@ class Stops(Check):
         if self._stopped and row.fields["why"] == "Resume":
             ended = self._known.server(row.node).opened
             self.look(92, f"{ended}, taken to stop, is resumed" if ended in self._stopped else None, row.node)
+
+
+class Asked(Check):
+    """INV-96: a signal leads to a checkpoint, to a word why there is none, or to the end of the process.
+
+    A SIGUSR1 that comes while a checkpoint is being taken asks for another one.
+    """
+
+    def __init__(self, findings: Findings, controller: str, timeout_s: float) -> None:
+        super().__init__(findings)
+        self._controller = controller
+        self._bound_s = 2 * timeout_s + ANSWER_S
+        self._asked: dict[str, float] = {}
+        """Signals that nothing has come of yet, and since when."""
+        self._open = False
+        self._sending = False
+        """Rows are being sent: the time runs from then on."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "node.started": self._new_life,
+            "node.crashed": self._new_life,
+            "collector.signal": self._signal,
+            "collector.dispatch": self._dispatch,
+            "collector.checkpoint_opened": self._opened,
+            "collector.checkpoint_closed": self._closed,
+            "collector.published": self._ended,
+            "collector.checkpoint_failed": self._ended,
+            "collector.exit": self._exit,
+            "world.complete": self._over,
+        }
+
+    def _new_life(self, row: Row) -> None:
+        if row.node == self._controller:
+            self._asked.clear()
+            self._open = self._sending = False
+
+    def _dispatch(self, row: Row) -> None:
+        if not self._sending:
+            self._sending = True
+            self._asked = dict.fromkeys(self._asked, row.t)
+
+    def _signal(self, row: Row) -> None:
+        self._asked.setdefault(row.fields["signal"], row.t)
+
+    def _opened(self, row: Row) -> None:
+        self._open = True
+        self._answer("SIGUSR1", row)
+
+    def _closed(self, row: Row) -> None:
+        self._open = False
+
+    def _ended(self, row: Row) -> None:
+        self._answer("SIGTERM", row)
+
+    def _answer(self, name: str, row: Row) -> None:
+        since = self._asked.pop(name, None)
+        if since is not None:
+            late = row.t - since > self._bound_s
+            self.look(96, f"{name} was answered after {row.t - since:.3f} s" if late else None, row.node)
+
+    def _exit(self, row: Row) -> None:
+        if self._asked:
+            self.look(96, None if row.fields["message"] else "a stop says nothing", row.node)
+        self._asked.clear()
+
+    def _over(self, row: Row) -> None:
+        left = sorted(self._asked)
+        self.look(96, f"nothing came of {left[0]}" if left else None, self._controller)

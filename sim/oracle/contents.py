@@ -68,7 +68,7 @@ class Delivered(Check):
         call = row.fields["call"]
         self._started.setdefault(call)
         done = self._done.get(row.fields["episode"])
-        number = _number(call)
+        number = number_of(call)
         if done is not None and number is not None:
             self.look(6, f"call {call} was made again after a restore" if number < done else None, row.node)
 
@@ -82,7 +82,7 @@ class Delivered(Check):
         contents = self._archive.contents(checkpoint_id)
         self.look(17, only_started(_calls(contents), started))
         before = started[: self._at_export.get(checkpoint_id, len(started))]
-        self.look(18, only_started(_rows(contents), before))
+        self.look(18, only_started(model_calls(contents), before))
 
     def _restored(self, row: Row) -> None:
         installed = set(row.fields["installed"])  # a checkpoint may hold more: a row that failed since starts anew
@@ -92,7 +92,7 @@ class Delivered(Check):
                 self._done.update({key: count for key, count in calls.items() if key in installed})
 
 
-def _rows(contents: Contents) -> list[str]:
+def model_calls(contents: Contents) -> list[str]:
     """Calls in the model servers' records."""
     held = [state for (kind, _), states in contents.records.items() if kind == Kind.MODEL for state in states.values()]
     return [row["model_call_id"] for state in held for row in state["rows"]]
@@ -101,10 +101,10 @@ def _rows(contents: Contents) -> list[str]:
 def _calls(contents: Contents) -> list[str]:
     """Calls in any record."""
     held = [state for (kind, _), states in contents.records.items() if kind == Kind.AGENT for state in states.values()]
-    return [*_rows(contents), *(call["model_call_id"] for state in held for call in state["state"]["calls"])]
+    return [*model_calls(contents), *(call["model_call_id"] for state in held for call in state["state"]["calls"])]
 
 
-def _number(call: str) -> int | None:
+def number_of(call: str) -> int | None:
     """Which call of its session it is, as the shipped agent names its calls: `<capture key>.c<number>.<try>`."""
     _, _, rest = call.rpartition(".c")
     number = rest.partition(".")[0]

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gym_ckpt.errors import InvalidRolloutId
 from gym_ckpt.invariants import INVARIANTS, Reason
 from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX
 from sim.trace import Row
 from sim.world import World
 
@@ -47,6 +49,11 @@ class Findings:
         if reason is not None:
             self.add(name, node, reason, INVARIANTS[number].title)
 
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._world.now
+
     def add(self, name: str, node: str, seen: str, must: str) -> None:
         """Something is wrong, here and now."""
         if len(self.violations) < KEPT:
@@ -59,6 +66,12 @@ class Check:
 
     def __init__(self, findings: Findings) -> None:
         self.look = findings.look
+        self._findings = findings
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._findings.now
 
     def handlers(self) -> Mapping[str, Handler]:
         """By event name; called in the order in which the checks are listed."""
@@ -74,3 +87,14 @@ def episode(key: str) -> EpisodeId:
 def episodes(keys: list[str]) -> list[EpisodeId]:
     """Episodes of capture keys, in their order."""
     return [episode(key) for key in keys]
+
+
+def caller(path: str) -> EpisodeId | None:
+    """The episode that a call's path names; None of one that is untagged or malformed."""
+    if not path.startswith(ROLLOUT_PREFIX):
+        return None
+    key, slash, _ = path[len(ROLLOUT_PREFIX) :].partition("/")
+    try:
+        return episode(key) if slash else None
+    except InvalidRolloutId:
+        return None

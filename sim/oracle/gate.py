@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gym_ckpt.invariants import marked
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.messages import ROLLOUT_PREFIX
-from sim.oracle.findings import Check, Findings, Handler, episode
+from sim.oracle.findings import Check, Findings, Handler, caller, episode
 from sim.oracle.known import Known
 from sim.trace import Row
 
@@ -108,8 +108,9 @@ class Arrivals(Check):
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
         # A second `/run` of one attempt is refused for what it is.
-        if path.startswith(ROLLOUT_PREFIX) and not path.endswith("/run"):
-            self._tagged[row.fields["x"]] = episode(path[len(ROLLOUT_PREFIX) :].partition("/")[0])
+        by = None if path.endswith("/run") else caller(path)
+        if by is not None:
+            self._tagged[row.fields["x"]] = by
 
     def _arrived(self, row: Row) -> None:
         if row.fields["x"] in self._tagged and self._known.server(row.node).closed:
@@ -119,15 +120,15 @@ class Arrivals(Check):
         self._tagged.pop(row.fields["x"], None)
 
     def _head(self, row: Row) -> None:
-        caller = self._tagged.pop(row.fields["x"], None)
-        if caller is None or row.fields["status"] not in REFUSALS:
+        by = self._tagged.pop(row.fields["x"], None)
+        if by is None or row.fields["status"] not in REFUSALS:
             return
-        if self._refused[row.node, caller]:
-            self._refused[row.node, caller] -= 1
+        if self._refused[row.node, by]:
+            self._refused[row.node, by] -= 1
             return
         server = self._known.server(row.node)
-        if server.closed and marked(server.marks, [caller]) is not None:
-            self.look(14, f"a call of {caller} got status {row.fields['status']} while admission was closed", row.node)
+        if server.closed and marked(server.marks, [by]) is not None:
+            self.look(14, f"a call of {by} got status {row.fields['status']} while admission was closed", row.node)
 
     def _for_a_file(self, row: Row) -> None:
         self._refused[row.node, episode(row.fields["episode"])] += 1

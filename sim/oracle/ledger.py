@@ -1,4 +1,4 @@
-"""The capture ledger on the disk, beside what the gate says (INV-16, 18, 19, 20, 36, 42, 43, 46, 62, 63, 65).
+"""The capture ledger on the disk, beside what the gate says (INV-16, 19, 20, 42, 43, 44, 46, 62, 63, 65).
 
 Rows are read from the files themselves, as they are and as a power cut would leave them. Ids of calls begin with the
 capture key under which the shipped agent made them, so a row tells under which key its call was made.
@@ -7,7 +7,7 @@ capture key under which the shipped agent made them, so a row tells under which 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gym_ckpt.types import EpisodeId, Kind
@@ -265,6 +265,70 @@ class Carried(Check):
             rows, poison = held.get(each.key, ([], []))
             same = self._shelf.lines(each.key + ROWS) == rows and self._shelf.lines(each.key + POISON) == poison
             self.look(65, None if same else f"the ledger of {each} is not what the checkpoint holds")
+
+
+class Owed(Check):
+    """INV-44: what a commit could not delete of restored attempts, the next commit tries again."""
+
+    def __init__(self, findings: Findings) -> None:
+        super().__init__(findings)
+        self._owed: dict[str, set[str]] = {}
+        self._now: dict[str, set[str]] = {}
+        """By server: what the commit under way has to try."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "node.started": self._new_life,
+            "ledger.discarded": self._discarded,
+            "ledger.discard_failed": self._failed,
+            "commit.exported": self._exported,
+            "phase": self._phase,
+            "admission.admitted": self._claimed,
+            "retire.done": self._retired,
+            "restore.installed": self._restored,
+            "forget.done": self._forgotten,
+        }
+
+    def _new_life(self, row: Row) -> None:
+        self._owed.pop(row.node, None)
+        self._now.pop(row.node, None)
+
+    def _discarded(self, row: Row) -> None:
+        fields, owed = row.fields, self._owed.setdefault(row.node, set())
+        self._now.get(row.node, set()).difference_update(fields["deleted"], fields["started"], fields["failed"])
+        owed.difference_update(fields["deleted"], fields["started"])
+        owed.update(fields["failed"])
+
+    def _failed(self, row: Row) -> None:
+        self._now.pop(row.node, None)
+
+    def _exported(self, row: Row) -> None:
+        if row.fields["kind"] == Kind.MODEL:
+            self._now[row.node] = self._owed.get(row.node, set()).difference(row.fields["scope"])
+
+    def _phase(self, row: Row) -> None:
+        if row.fields["now"] == "committed" and row.node in self._now:
+            left = sorted(self._now.pop(row.node) & self._owed.get(row.node, set()))
+            self.look(44, f"{left[0]} could not be deleted, and is not tried again" if left else None, row.node)
+
+    def _claimed(self, row: Row) -> None:
+        for owed in self._owed.values():
+            owed.discard(row.fields["episode"])
+
+    def _retired(self, row: Row) -> None:
+        highest = {each.rollout_id: each.attempt for each in episodes(row.fields["episodes"])}
+        self._drop(row.node, lambda at: at.attempt <= highest.get(at.rollout_id, -1))
+
+    def _restored(self, row: Row) -> None:
+        rollouts = {each.rollout_id for each in episodes(row.fields["scope"])}
+        self._drop(row.node, lambda at: at.rollout_id in rollouts)
+
+    def _forgotten(self, row: Row) -> None:
+        self._drop(row.node, lambda at: at.rollout_id in row.fields["rollouts"])
+
+    def _drop(self, node: str, gone: Callable[[EpisodeId], bool]) -> None:
+        owed = self._owed.get(node, set())
+        owed.difference_update([key for key in owed if gone(episode(key))])
 
 
 def named(name: str) -> tuple[EpisodeId, str]:

@@ -1,0 +1,297 @@
+"""The checks of calls on their way, of readiness and of signals, each told a story right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
+from sim.oracle.calls import has_data
+from sim.oracle.ledger import Owed
+from tests.unit.sim.onlooker import Onlooker, checkpoint
+
+Story = Callable[[Onlooker, bool], None]
+STORIES: list[tuple[int, tuple[int, ...], Story]] = []
+COMPLETIONS = "/ng-rollout/r/v1/chat/completions"
+
+
+def story(number: int, *also: int) -> Callable[[Story], Story]:
+    """A story in which, gone wrong, exactly this invariant breaks, and those that cannot but break with it."""
+
+    def add(told: Story) -> Story:
+        STORIES.append((number, also, told))
+        return told
+
+    return add
+
+
+def later(on: Onlooker, seconds: float) -> None:
+    on.world.clock._now += seconds
+
+
+def asks(on: Onlooker, number: int, src: str, dst: str, path: str, **fields: Any) -> None:
+    on.emit(src, "net.request", x=number, dst=dst, method="POST", path=path, **fields)
+    on.emit(dst, "net.arrived", x=number)
+
+
+def ready(on: Onlooker, node: str, **report: Any) -> None:
+    on.phase(node, "preparing", "prepared", "c-1", "Ready")
+    replied(on, node, ready=True, **report)
+
+
+def replied(on: Onlooker, node: str, *, live: tuple[str, ...] = (), **report: Any) -> None:
+    shown: Mapping[str, Any] = {"ready": False, "blockers": [], "restarts": [], **report}
+    on.emit(node, "prepare.replied", checkpoint_id="c-1", report=shown, live=list(live))
+
+
+def exported(on: Onlooker, node: str, kind: str, *keys: str, scope: tuple[str, ...] = ("r",)) -> None:
+    fields = {"kind": kind, "instance": node, "checkpoint_id": "c-1"}
+    on.emit(node, "commit.exported", episodes=list(keys), scope=list(scope), **fields)
+
+
+# ------------------------------------------------------------------------------------------------- readiness
+
+
+@story(10)
+def a_prepare_waits_for_a_generation(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c0.1")
+    on.emit("policy", "gate.admitted", episode="r", call="r.c0.1")
+    on.close("policy")
+    later(on, 1.0 if wrong else 0.001)
+    ready(on, "policy")
+
+
+@story(10)
+def a_prepare_gives_up_and_no_answer_was_being_sent(on: Onlooker, wrong: bool) -> None:
+    if not wrong:
+        on.emit("policy", "gate.started", episode="r", call="r.c0.1")
+    on.close("policy")
+    later(on, 3.0)
+    replied(on, "policy", blockers=[] if wrong else ["r"])
+    on.emit("policy", "gate.done", episode="r", call="r.c0.1")
+    ready(on, "policy")
+
+
+@story(12)
+def it_is_ready_while_an_answer_is_being_sent(on: Onlooker, wrong: bool) -> None:
+    on.emit("policy", "gate.started", episode="r", call="r.c0.1")
+    on.close("policy")
+    if not wrong:
+        on.emit("policy", "gate.done", episode="r", call="r.c0.1")
+    ready(on, "policy")
+
+
+@story(12)
+def it_is_not_ready_because_of_a_call_that_has_not_begun(on: Onlooker, wrong: bool) -> None:
+    on.emit("policy", "gate.started", episode="t0", call="t0.c0.1")
+    on.close("policy")
+    replied(on, "policy", blockers=["t0", *(["r"] if wrong else [])])
+
+
+@story(23)
+def an_episode_ends_while_the_checkpoint_is_open(on: Onlooker, wrong: bool) -> None:
+    on.close("environment")
+    ready(on, "environment", live=("r", "t0"))
+    exported(on, "environment", "environment", *(() if wrong else ("r",)))
+
+
+@story(23, 40)
+def an_episode_begins_while_the_checkpoint_is_open(on: Onlooker, wrong: bool) -> None:
+    on.close("inventory")
+    ready(on, "inventory", live=("r",))
+    exported(on, "inventory", "resources", "r", *(("t0",) if wrong else ()))
+
+
+@story(23)
+def a_restart_is_named_once_and_not_again(on: Onlooker, wrong: bool) -> None:
+    on.close("environment")
+    ready(on, "environment", live=("r",), restarts=["r"])
+    replied(on, "environment", live=("r",), ready=True, restarts=[] if wrong else ["r"])
+
+
+@story(45)
+def a_failed_export_is_committed_after_all(on: Onlooker, wrong: bool) -> None:
+    on.close("environment")
+    ready(on, "environment", live=("r",))
+    on.emit("environment", "commit.failed", checkpoint_id="c-1", why="no space")
+    if wrong:
+        exported(on, "environment", "environment", "r")
+
+
+# ------------------------------------------------------------------------------------------------- calls
+
+
+@story(13)
+def an_answer_starts_at_a_keep_alive(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c0.1")
+    asks(on, 2, "policy", "worker", "/v1/chat/completions", call="r.c0.1")
+    tap = on.world.network.tap
+    assert tap is not None
+    tap(2, 200, b": keep-alive\n\n" if wrong else b"data: {}\n\n")
+    on.emit("policy", "gate.started", episode="r", call="r.c0.1")
+
+
+@story(13)
+def data_leaves_before_its_answer_starts(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c0.1")
+    tap = on.world.network.tap
+    assert tap is not None
+    tap(1, 200, b": keep-alive\n\n")
+    asks(on, 2, "policy", "worker", "/v1/chat/completions", call="r.c0.1")
+    tap(2, 200, b"data: {}\n\n")
+    if not wrong:
+        on.emit("policy", "gate.started", episode="r", call="r.c0.1")
+    tap(1, 200, b"data: {}\n\n")
+
+
+@story(15)
+def a_session_stands_behind_the_call_that_is_under_way(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call=f"r.c{2 if wrong else 1}.1")
+    held = checkpoint("r.c0.1")
+    on.emit("policy", "gate.admitted", episode="r", call="r.c0.1")
+    started(on, "r.c0.1")
+    on.publish("c-1", held)
+
+
+@story(15)
+def a_call_that_is_under_way_has_its_row(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c1.1")
+    held = checkpoint("r.c0.1")
+    started(on, "r.c0.1")
+    started(on, "r.c1.1")
+    if wrong:
+        held["policy"]["r"] = {"rows": [{"model_call_id": "r.c0.1"}, {"model_call_id": "r.c1.1"}]}
+    on.publish("c-1", held)
+
+
+def started(on: Onlooker, call: str) -> None:
+    tap = on.world.network.tap
+    assert tap is not None
+    asks(on, 90, "policy", "worker", "/v1/chat/completions", call=call)
+    tap(90, 200, b"{}")
+    on.emit("policy", "gate.started", episode="r", call=call)
+    on.emit("policy", "gate.done", episode="r", call=call)
+
+
+@story(35)
+def a_call_that_was_retired_while_it_waited_is_served(on: Onlooker, wrong: bool) -> None:
+    on.close("inventory")
+    asks(on, 1, "agent", "inventory", "/ng-rollout/r/add_item")
+    on.emit("inventory", "admission.stopped", asked=["r"], refused=[True], stopped=[])
+    on.open("inventory")
+    on.emit("inventory", "net.head", x=1, status=200 if wrong else 409)
+
+
+@story(22)
+def a_malformed_id_is_served(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "stranger", "agent", "/ng-rollout/../v1/responses")
+    on.emit("agent", "net.head", x=1, status=404 if wrong else 400)
+
+
+@story(22)
+def an_untagged_call_is_refused(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "stranger", "policy", "/v1/chat/completions", call="stranger-1")
+    on.emit("policy", "net.head", x=1, status=409 if wrong else 200)
+
+
+@story(22)
+def an_untagged_call_waits_until_the_checkpoint_is_over(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "stranger", "policy", "/v1/chat/completions", call="stranger-1")
+    on.close("policy")
+    asks(on, 2, "policy", "worker", "/v1/chat/completions", call="stranger-1")
+    tap = on.world.network.tap
+    assert tap is not None
+    tap(2, 200, b"{}")
+    if not wrong:
+        on.emit("policy", "net.head", x=1, status=200)
+    later(on, 2.0)
+    on.open("policy", "preparing")
+    on.emit("policy", "net.head", x=1, status=200)
+
+
+@story(47)
+def a_ledger_is_changed_while_a_checkpoint_is_open(on: Onlooker, wrong: bool) -> None:
+    on.close("policy")
+    asks(on, 1, "stranger", "policy", LEDGER_ROOT + "retire")
+    on.emit("policy", "net.head", x=1, status=200 if wrong else 409)
+
+
+# ------------------------------------------------------------------------------------------------- signals
+
+
+@story(96)
+def a_signal_in_a_checkpoint_is_forgotten(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "node.started", epoch=1)
+    on.emit("controller", "collector.checkpoint_opened")
+    on.emit("controller", "collector.signal", signal="SIGUSR1")
+    on.emit("controller", "collector.checkpoint_closed")
+    if not wrong:
+        on.emit("controller", "collector.checkpoint_opened")
+    on.emit("", "world.complete")
+
+
+@story(96)
+def a_stop_takes_for_ever(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "node.started", epoch=1)
+    on.emit("controller", "collector.signal", signal="SIGTERM")
+    later(on, 1000.0 if wrong else 10.0)
+    on.emit("controller", "collector.checkpoint_failed", reason="not ready")
+
+
+@story(96)
+def a_process_stops_and_does_not_say_why(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "node.started", epoch=1)
+    on.emit("controller", "collector.signal", signal="SIGTERM")
+    on.emit("controller", "collector.exit", status=0, message="" if wrong else "stopped: no row was in flight")
+
+
+# ------------------------------------------------------------------------------------------------- told
+
+
+NAMES = [f"INV-{number}-{told.__name__}" for number, _, told in STORIES]
+
+
+@pytest.mark.parametrize(("number", "also", "told"), STORIES, ids=NAMES)
+def test_what_goes_wrong_is_seen_and_named(number: int, also: tuple[int, ...], told: Story) -> None:
+    on = Onlooker()
+    told(on, True)
+    assert on.found == {f"INV-{each}" for each in (number, *also)}, on.oracle.violations
+
+
+@pytest.mark.parametrize(("number", "also", "told"), STORIES, ids=NAMES)
+def test_what_goes_well_is_looked_at_and_passes(number: int, also: tuple[int, ...], told: Story) -> None:
+    on = Onlooker()
+    told(on, False)
+    assert on.oracle.violations == []
+    assert on.checked(number) > 0, "the check never looked"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_delete_that_failed_is_tried_again_by_the_next_commit(wrong: bool) -> None:
+    """INV-44; a check of captured workloads only, so it is asked alone."""
+    on = Onlooker()
+    owed = Owed(on.oracle._findings)
+    for event, handler in owed.handlers().items():
+        on.world.trace.subscribe(handler, [event])
+
+    def commit(**discarded: list[str]) -> None:
+        exported(on, "policy", "model", "r")
+        if discarded:
+            on.emit("policy", "ledger.discarded", **{"deleted": [], "started": [], "failed": [], **discarded})
+        on.phase("policy", "prepared", "committed", "c-1", "CommitWritten")
+
+    commit(failed=["t0-a1"])
+    commit(**({} if wrong else {"deleted": ["t0-a1"]}))
+    commit()
+    assert (on.found - {"INV-48"}) == ({"INV-44"} if wrong else set())
+    assert on.checked(44)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "data"),
+    [(b": keep-alive\n\n", False), (b"\n\n", False), (b"data: x\n", True), (b"{", True), (b": a\ndata: b\n\n", True)],
+)
+def test_what_is_data_of_an_answer(chunk: bytes, data: bool) -> None:
+    assert has_data(chunk) is data
