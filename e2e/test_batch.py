@@ -137,6 +137,19 @@ def twice(job: Job) -> None:
     every_process(job)
 
 
+def both(job: Job) -> None:
+    """`scancel --full`: the shell and every process at the same time, so that the collector is told twice."""
+    job.shell(signal.SIGTERM)
+    every_process(job)
+
+
+def killed(job: Job) -> None:
+    """The kernel's killer takes the collector; nobody is told anything."""
+    for pid in job.processes():
+        if "collect" in (command_line(pid) or "").split():
+            os.kill(pid, signal.SIGKILL)
+
+
 def at_once(job: Job) -> None:
     """Before there is a collector to tell."""
     del job
@@ -153,12 +166,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Rows:
         return many.gym.rows()
 
 
-@pytest.mark.parametrize("send", [shell_only, every_process, twice, at_once])
+@pytest.mark.parametrize("send", [shell_only, every_process, twice, both, killed, at_once])
 def test_a_slurm_job_requeues_itself_until_every_row_is_there(
     tmp_path: Path, calm: Rows, send: Callable[[Job], None]
 ) -> None:
     with Nursery() as nursery:
-        many = Many(nursery, tmp_path, collect=COLLECT)
+        many = Many(nursery, tmp_path, collect=COLLECT + ("one_sigterm_s = 2\n" if send is both else ""))
     requeued = stand_ins(many.gym.folder)
     log = many.gym.folder / "logs" / "job.log"
     starts = 0
@@ -185,6 +198,17 @@ def test_a_slurm_job_requeues_itself_until_every_row_is_there(
     assert starts == 3 and len(many.gym.rows()) == len(TURNS)
     if send is not at_once:
         assert "rows restored from checkpoint" in said
+    if send is both:  # neither stop was the second SIGTERM's
+        assert said.count("stopped at once") == 0 and said.count('collector.exit {"status": 0') == starts
+
+
+def test_a_job_whose_gym_cannot_be_used_is_not_requeued_for_ever(tmp_path: Path) -> None:
+    with Nursery() as nursery:
+        many = Many(nursery, tmp_path, collect=COLLECT)
+    requeued = stand_ins(many.gym.folder)
+    many.gym.config.write_text(many.gym.config.read_text() + "no_such_key = 1\n")
+    assert Job(many, EXAMPLES / "slurm" / "collect.sbatch", 0).end() == 2
+    assert not requeued.exists()
 
 
 class Pod:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+import msgspec
+
 from faults import catalogue as faults
 from faults.budget import within_budget
 from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
@@ -135,7 +137,7 @@ def draw(seed: int, profile: str) -> Plan:
 
 
 def _setup(chance: random.Random) -> Setup:
-    return Setup(
+    made = Setup(
         workload=chance.randrange(WORKLOADS),
         every_s=chance.choice((0.6, 0.9, 1.3, 2.5, None)),
         timeout_s=chance.choice((1.5, 3.0, 8.0, 20.0)),
@@ -143,6 +145,7 @@ def _setup(chance: random.Random) -> Setup:
         grace_s=chance.choice((2.0, 6.0, 15.0)),
         journalled=chance.random() < 0.5,
     )
+    return msgspec.structs.replace(made, one_sigterm_s=0.1 if made.keep == 1 else 0.0)
 
 
 def _faults(drawing: _Drawing, profile: Profile, *, signalled: bool) -> tuple[Fault, ...]:

@@ -26,6 +26,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     keep: int = 2
     grace_s: float = 15.0
     journalled: bool = True
+    one_sigterm_s: float = 0.0
 
     def words(self) -> str:
         timer = "no timer" if self.every_s is None else f"a checkpoint every {self.every_s:g} s"

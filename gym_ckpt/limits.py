@@ -32,6 +32,9 @@ CONTROL_RETRY_MAX_S: Final = 2.0
 RESUME_BUDGET_S: Final = 30.0
 """How long coordination keeps trying to resume a participant before it leaves it to its lease."""
 DISCOVERY_BUDGET_S: Final = 30.0
+WAITING_SAID_AFTER_S: Final = 1.0
+"""Servers that answer within this time are waited for without a word."""
+WAITING_SAID_EVERY_S: Final = 5.0
 RETIRE_BUDGET_S: Final = 30.0
 
 PEER_CONNECT_TIMEOUT_S: Final = 10.0
@@ -131,6 +134,9 @@ PREPARE_SHARE: Final = 2 / 3
 """Of what is left of a checkpoint's time: a prepare that may be tried again gets no more, and the retry has some."""
 EPISODE_TIMEOUT_S: Final = 6 * 3600.0
 """Default of `episode_timeout_s`: an episode that hangs on every attempt must come to an end (INV-5)."""
+ONE_SIGTERM_S: Final = 0.1
+"""Default of `one_sigterm_s`: what tells a whole process group at once, or passes a signal on that came here too."""
+ONE_SIGTERM_MAX_S: Final = 60.0
 RETIRE_BATCH: Final = 4096
 """Attempts that one retire of the collector names."""
 FORGET_BATCH: Final = 256

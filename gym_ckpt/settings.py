@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S
+from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S, ONE_SIGTERM_MAX_S, ONE_SIGTERM_S
 from gym_ckpt.types import Kind
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -111,7 +111,8 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     `max_attempts`: failures until a row is given up. `checkpoint_dir`: turns checkpoints on. `checkpoint_every_s`: the
     timer. `checkpoint_timeout_s`: budget of one checkpoint. `keep_checkpoints`: published ones kept.
     `resume_from_cache`: continue the latest checkpoint; otherwise this run's earlier ones and rows are forgotten.
-    `retry_prepare`: further prepares after the blockers of a missed one were retired. `start_over`: when no checkpoint
+    `retry_prepare`: further prepares after the blockers of a missed one were retired. `one_sigterm_s`: SIGTERMs that
+    come within so many seconds of the first count as one. `start_over`: when no checkpoint
     is usable, run unfinished rows from their input instead of refusing.
     """
 
@@ -127,6 +128,7 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     keep_checkpoints: Count = 2
     resume_from_cache: bool = False
     retry_prepare: Annotated[int, Meta(ge=0)] = 1
+    one_sigterm_s: Annotated[float, Meta(ge=0, le=ONE_SIGTERM_MAX_S)] = ONE_SIGTERM_S
     start_over: bool = False
 
 

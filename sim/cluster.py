@@ -54,6 +54,7 @@ class Options:
     timeout_s: float = 20.0
     keep: int = 2
     grace_s: float = 15.0
+    one_sigterm_s: float = 0.0
 
 
 class Quiet:
@@ -165,6 +166,7 @@ class Cluster:
             checkpoint_every_s=options.every_s if options.checkpoint else None,
             checkpoint_timeout_s=options.timeout_s,
             keep_checkpoints=options.keep,
+            one_sigterm_s=options.one_sigterm_s,
             resume_from_cache=options.checkpoint and resume,
         )
         coordination = self.coordination(ports) if options.checkpoint else None

@@ -104,7 +104,13 @@ class _Run:
         self._seed, self._profile, self._plan = seed, profile, plan
         self._injector = Injector(seed, plan, (*servers_of(workload(setup.workload)), CONTROLLER), CONTROLLER)
         self._world = World(seed, self._injector, keep_all_rows=keep_all_rows, tail=TAIL, journalled=setup.journalled)
-        options = Options(every_s=setup.every_s, timeout_s=setup.timeout_s, keep=setup.keep, grace_s=setup.grace_s)
+        options = Options(
+            every_s=setup.every_s,
+            timeout_s=setup.timeout_s,
+            keep=setup.keep,
+            grace_s=setup.grace_s,
+            one_sigterm_s=setup.one_sigterm_s,
+        )
         self._cluster = Cluster(self._world, workload(setup.workload), options)
         self._ports: list[Ports] = []
         self._world.add_node(OPERATOR, self._operator)

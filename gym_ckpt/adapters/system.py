@@ -78,7 +78,8 @@ class ProcessSignals:
 class LogTracer:
     """`ports.Tracer`: one log record per event, `event {"field": value}`, on the logger `gym_ckpt`.
 
-    Events named in `notable` are logged as INFO, the others as DEBUG. Costs a level check when nobody listens.
+    Events named in `notable` are logged as INFO, with the number of entries in place of a list (a checkpoint names
+    thousands of rows); the others as DEBUG, whole. Costs a level check when nobody listens.
     """
 
     def __init__(self, notable: Iterable[str] = NOTABLE) -> None:
@@ -88,10 +89,15 @@ class LogTracer:
     def emit(self, event: str, **fields: Any) -> None:
         level = logging.INFO if event in self._notable else logging.DEBUG
         if self._log.isEnabledFor(level):
+            shown = {name: _counted(value) for name, value in fields.items()} if level == logging.INFO else fields
             try:
-                self._log.log(level, "%s %s", event, json.dumps(fields, default=repr))
+                self._log.log(level, "%s %s", event, json.dumps(shown, default=repr))
             except Exception:  # INV-100: tracing never fails what it traces
                 self._log.log(level, "%s (fields cannot be shown)", event)
+
+
+def _counted(value: Any) -> Any:
+    return len(value) if isinstance(value, (list, tuple, set, frozenset)) else value
 
 
 class NoProbes:

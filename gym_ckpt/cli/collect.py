@@ -13,11 +13,14 @@ import msgspec
 from gym_ckpt.adapters.host import die_with_parent, log_through, log_to_stderr, shield_from_interrupt
 from gym_ckpt.adapters.system import NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
+from gym_ckpt.cli.endings import ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
+from gym_ckpt.controller.outcome import lines_of
 from gym_ckpt.controller.progress import PlainProgress, Progress, RichProgress
 from gym_ckpt.errors import ConfigError
+from gym_ckpt.ports import Tracer
 from gym_ckpt.settings import CollectSettings, GymSettings
 from gym_ckpt.wire.messages import encode
 
@@ -26,7 +29,24 @@ LOGGED: Final = NOTABLE | {"collector.published", "collector.restored"}
 
 
 def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
-    """Collect, print how it ended, and return the exit status. Raises `ConfigError` and what `collect` raises."""
+    """Collect, print how it ended, and return the exit status; with `as_json` one object, however it ended.
+
+    Raises `ConfigError` and what `collect` raises.
+    """
+    try:
+        outcome = _run(config, resume, as_json)
+    except (Exception, KeyboardInterrupt) as error:
+        if as_json:
+            click.echo(encode(_summary(_failed(error))).decode())
+        raise
+    if as_json:
+        click.echo(encode(_summary(outcome)).decode())
+    else:
+        _print(outcome)
+    return outcome.exit_code
+
+
+def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
     # Whoever supervises a collector supervises its servers, too: without them it could only try in vain.
     if die_with_parent("SIGKILL"):
         shield_from_interrupt()
@@ -43,12 +63,19 @@ def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
         log_through(progress.message)  # what its events say, its messages say for people
     else:
         log_to_stderr()
-    outcome = anyio.run(functools.partial(_collect, settings, wanted, progress))
-    if as_json:
-        click.echo(encode(_summary(outcome)).decode())
-    else:
-        _print(outcome)
-    return outcome.exit_code
+    tracer = LogTracer(LOGGED)
+    try:
+        return anyio.run(functools.partial(_collect, settings, wanted, progress, tracer))
+    except (Exception, KeyboardInterrupt) as error:
+        failed = _failed(error)
+        tracer.emit("collector.exit", status=failed.exit_code, message=failed.message)
+        raise
+
+
+def _failed(error: BaseException) -> Outcome:
+    """How a run ended that an error ended: as `gym_ckpt.cli.main` says it."""
+    status, message = ending_of(error)
+    return Outcome(status, message)
 
 
 def _progress(as_json: bool) -> Progress:
@@ -57,8 +84,8 @@ def _progress(as_json: bool) -> Progress:
     return PlainProgress(lambda line: click.echo(line, err=True))
 
 
-async def _collect(settings: GymSettings, wanted: CollectSettings, progress: Progress) -> Outcome:
-    async with production_ports(LogTracer(LOGGED)) as ports:
+async def _collect(settings: GymSettings, wanted: CollectSettings, progress: Progress, tracer: Tracer) -> Outcome:
+    async with production_ports(tracer) as ports:
         coordination: Coordination | None = None
         if wanted.checkpoint_dir is not None:
             assert settings.control_token is not None, "the loader refuses [checkpoint] without a token"
@@ -78,12 +105,9 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 def _print(outcome: Outcome) -> None:
     click.echo(outcome.message)
     summary = outcome.summary
-    if summary.continued or summary.restarted or summary.checkpoints:
-        published = f", {len(summary.checkpoints)} checkpoints published" if summary.checkpoints else ""
-        click.echo(
-            f"  this run: {summary.continued} rows continued from a checkpoint, {summary.restarted} in flight before "
-            f"started over from input{published}"
-        )
+    if summary.began:
+        for line in lines_of(summary):
+            click.echo(f"  {line}")
     for name, metric in outcome.summary.figures.metrics.items():
         if metric.mean is not None:
             between = f"{metric.low:.6g} to {metric.high:.6g}"

@@ -7,6 +7,8 @@ loses nothing. It must not know what collection does next.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.core.coordination import Member
 from gym_ckpt.core.phases import Phase
@@ -22,9 +24,9 @@ class FreshCoordination(Coordination):
 
     _looked = False
 
-    async def discover(self) -> tuple[Member, ...]:
+    async def discover(self, say: Callable[[str], object] | None = None) -> tuple[Member, ...]:
         """As `Coordination.discover`. Raises also `LeftClosed`, the first time only."""
-        members = await super().discover()
+        members = await super().discover(say)
         if not self._looked:
             self._looked = True
             await self._refuse_left_closed()

@@ -13,12 +13,8 @@ from typing import NoReturn
 
 import click
 
+from gym_ckpt.cli.endings import DID_NOT_HAPPEN, USAGE_ERROR, ending_of
 from gym_ckpt.cli.simulator import SimulatorGroup
-from gym_ckpt.errors import ConfigError, GymCkptError
-
-USAGE_ERROR = 2
-DID_NOT_HAPPEN = 1
-INTERRUPTED = 130
 
 CONFIG = click.argument("config", type=click.Path(dir_okay=False))
 DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
@@ -223,26 +219,17 @@ def run(words: Sequence[str], *, debug: bool = False) -> int:
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
         _complain(f"{error.format_message()}{hint}")
         return USAGE_ERROR
-    except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted")
-        return INTERRUPTED
-    except ConfigError as error:
-        return _failed(error, USAGE_ERROR, debug)
+    except (click.Abort, KeyboardInterrupt) as error:
+        return _failed(error, False)
     except Exception as error:
-        return _failed(error, DID_NOT_HAPPEN, debug)
+        return _failed(error, debug)
 
 
-def _failed(error: Exception, status: int, debug: bool) -> int:
+def _failed(error: BaseException, debug: bool) -> int:
     if debug:
         raise error
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if isinstance(error, ConfigError):
-        status = USAGE_ERROR
-    if isinstance(error, GymCkptError | click.ClickException):
-        _complain(str(error))
-    else:
-        _complain(f"{type(error).__name__}: {error} (--debug shows where)")
+    status, line = ending_of(error)
+    _complain(line)
     return status
 
 

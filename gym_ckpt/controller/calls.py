@@ -21,7 +21,14 @@ from gym_ckpt.errors import (
     TransportError,
     Unavailable,
 )
-from gym_ckpt.limits import CONTROL_ATTEMPT_TIMEOUT_S, CONTROL_RETRY_FIRST_S, CONTROL_RETRY_MAX_S, DISCOVERY_BUDGET_S
+from gym_ckpt.limits import (
+    CONTROL_ATTEMPT_TIMEOUT_S,
+    CONTROL_RETRY_FIRST_S,
+    CONTROL_RETRY_MAX_S,
+    DISCOVERY_BUDGET_S,
+    WAITING_SAID_AFTER_S,
+    WAITING_SAID_EVERY_S,
+)
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.peer import PeerRefused, accepted
@@ -43,7 +50,7 @@ class ControlCalls:
         self._headers = (("authorization", f"Bearer {token}"), ("content-type", "application/json"))
         self._ports = ports
 
-    async def member(self, server: tuple[str, str]) -> Member | None:
+    async def member(self, server: tuple[str, str], waiting: Waiting) -> Member | None:
         """The participant that a server (name, url) is; None when it takes no part.
 
         Raises:
@@ -52,7 +59,8 @@ class ControlCalls:
         name, url = server
         asked = self._ports.clock.wall()
         try:
-            status = await self.status(name, url, anyio.current_time() + DISCOVERY_BUDGET_S)
+            until = anyio.current_time() + DISCOVERY_BUDGET_S
+            status = await self.status(name, url, until, waiting)
         except ParticipantFailed as error:
             raise NotCheckpointable(f"server {name} cannot be asked for its status ({error.error})") from None
         if status is None:
@@ -60,7 +68,7 @@ class ControlCalls:
         middle = (asked + self._ports.clock.wall()) / 2
         return Member(name, url, Kind(status.kind), status.server_time - middle)
 
-    async def status(self, name: str, url: str, until: float) -> Status | None:
+    async def status(self, name: str, url: str, until: float, waiting: Waiting | None = None) -> Status | None:
         """A server's status; None when it has no checkpoint routes. Raises `ParticipantFailed`."""
 
         async def once(timeout_s: float) -> Status | None:
@@ -68,7 +76,7 @@ class ControlCalls:
             reply = await self._ports.control.request("GET", target, headers=self._headers, timeout_s=timeout_s)
             return None if reply.status == 404 else decode(accepted(target, reply).body, Status)
 
-        return await self._repeated(name, "status", once, until)
+        return await self._repeated(name, "status", once, until, waiting)
 
     async def call(
         self,
@@ -98,13 +106,20 @@ class ControlCalls:
 
         return await self._repeated(member.name, operation, once, until)
 
-    async def _repeated(self, server: str, operation: str, once: Callable[[float], Awaitable[R]], until: float) -> R:
+    async def _repeated(
+        self,
+        server: str,
+        operation: str,
+        once: Callable[[float], Awaitable[R]],
+        until: float,
+        waiting: Waiting | None = None,
+    ) -> R:
         pause = CONTROL_RETRY_FIRST_S
         while True:
             left = max(until - anyio.current_time(), 0.0)
             try:
                 # A reply that the receiver holds back until the deadline needs a little longer than that to arrive.
-                return await once(min(left, CONTROL_ATTEMPT_TIMEOUT_S) + CONTROL_RETRY_MAX_S)
+                reply = await once(min(left, CONTROL_ATTEMPT_TIMEOUT_S) + CONTROL_RETRY_MAX_S)
             except (TransportError, Unavailable, DeadlineExceeded) as error:
                 failure: GymCkptError = error
             except GymCkptError as error:
@@ -112,10 +127,37 @@ class ControlCalls:
                     failure = error
                 else:
                     raise ParticipantFailed(server, operation, error) from None
+            else:
+                if waiting is not None:
+                    waiting.answered(server)
+                return reply
+            if waiting is not None:
+                waiting.failed(server, failure)
             if anyio.current_time() + pause >= until:
                 raise ParticipantFailed(server, operation, failure)
             await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
             pause = min(pause * 2, CONTROL_RETRY_MAX_S)
+
+
+class Waiting:
+    """Servers that are asked again and again, and a line about them now and then."""
+
+    def __init__(self, say: Callable[[str], object] | None) -> None:
+        self._say = say
+        self._next = anyio.current_time() + WAITING_SAID_AFTER_S
+        self._why: dict[str, str] = {}
+
+    def failed(self, server: str, error: GymCkptError) -> None:
+        """It did not answer this time."""
+        self._why[server] = str(error)
+        now = anyio.current_time()
+        if self._say is not None and now >= self._next:
+            self._next = now + WAITING_SAID_EVERY_S
+            names = ", ".join(sorted(self._why))
+            self._say(f"waiting for {names}, up to {DISCOVERY_BUDGET_S:g} s ({self._why[min(self._why)]})")
+
+    def answered(self, server: str) -> None:
+        self._why.pop(server, None)
 
 
 async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> list[T]:

@@ -15,7 +15,15 @@ import anyio
 from gym_ckpt.controller.checkpointer import Checkpointer
 from gym_ckpt.controller.housekeeping import Housekeeping
 from gym_ckpt.controller.interrupts import Interrupts
-from gym_ckpt.controller.outcome import Outcome, Summary, before_dispatch, complete, killed, stopped
+from gym_ckpt.controller.outcome import (
+    NOTHING_SAVED,
+    Outcome,
+    Summary,
+    before_dispatch,
+    complete,
+    killed,
+    stopped,
+)
 from gym_ckpt.controller.progress import Progress
 from gym_ckpt.controller.restoring import restore
 from gym_ckpt.controller.rollouts import Rollouts
@@ -32,6 +40,7 @@ from gym_ckpt.ports import Lock, Ports
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage.files import reason
+from gym_ckpt.storage.publication import latest
 
 __all__ = ["CollectSettings", "Outcome", "collect"]
 
@@ -55,7 +64,7 @@ async def collect(
         OSError: the files of the run cannot be read or written at its start.
     """
     check(settings, coordination)
-    interrupts = Interrupts(ports.tracer)
+    interrupts = Interrupts(ports.tracer, settings.one_sigterm_s)
     run = _Run(settings, coordination, environment_url, ports, progress, interrupts)
     if settings.checkpoint_dir is None:
         return await run.whole()
@@ -125,12 +134,20 @@ class _Run:
 
     async def _start(self) -> Started:
         await self._ports.probe("collector.start")
-        started = await start(self._settings, self._ports, self._run_id, self._progress.message)
+        started = await start(self._settings, self._ports, self._run_id, self._progress.message, self._servers_ready)
         self._locks = started.locks
         self._in_force = started.source.checkpoint_id if started.source else None
-        if self._coordination is not None:
-            await self._coordination.discover()
         return started
+
+    async def _servers_ready(self) -> None:
+        if self._coordination is None or self._settings.checkpoint_dir is None:
+            return
+        if self._settings.resume_from_cache:  # for what is said when this is as far as it comes
+            try:
+                self._in_force = await self._ports.disk.run(latest(self._settings.checkpoint_dir))
+            except (GymCkptError, OSError):
+                self._in_force = None  # looked at, and told about, once the servers are there
+        await self._coordination.discover(self._progress.message)
 
     async def _send_rows(self, shared: Shared, started: Started) -> Outcome:
         self._progress.start(shared.collection.counts())
@@ -156,7 +173,7 @@ class _Run:
 
     def _shared(self, started: Started) -> Shared:
         settings = self._settings
-        return Shared(
+        shared = Shared(
             settings,
             self._ports,
             self._coordination,
@@ -170,6 +187,10 @@ class _Run:
             interrupts=self._interrupts,
             progress=self._progress,
         )
+        counts = shared.collection.counts()
+        shared.finished_before = counts.finished + counts.failed
+        shared.restarted = len(started.restart.survivors)
+        return shared
 
     async def _end(self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None) -> str | None:
         """Let an open checkpoint end, forget and remove what is left, make rows durable; returns why some are not."""
@@ -213,8 +234,11 @@ class _Run:
         summary = Summary(
             figures=figures,
             counts=counts,
+            began=True,
+            finished_before=shared.finished_before,
             continued=shared.continued,
-            restarted=len(started.restart.survivors),
+            restarted=shared.restarted,
+            saved={**NOTHING_SAVED, **shared.saved},
             checkpoints=tuple(taken.checkpoint_id for taken in checkpointer.taken) if checkpointer is not None else (),
         )
         return replace(outcome, summary=summary)

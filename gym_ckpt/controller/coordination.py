@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gym_ckpt.controller.calls import ControlCalls, Times, each
+from gym_ckpt.controller.calls import ControlCalls, Times, Waiting, each
 from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.errors import (
@@ -63,14 +63,19 @@ class Coordination:
         self._calls = ControlCalls(token, ports)
         self._ports = ports
         self._members: tuple[Member, ...] = ()
+        self.saved: Mapping[str, int] = {}
+        """Work that the last restore saved, as far as its participants know: `model_calls`, `tokens`."""
 
-    async def discover(self) -> tuple[Member, ...]:
+    async def discover(self, say: Callable[[str], object] | None = None) -> tuple[Member, ...]:
         """Ask every server for its status. A 404 takes no part; whoever cannot be asked makes checkpoints unsafe.
+
+        `say`: gets a line now and then that names the servers which are waited for.
 
         Raises:
             NotCheckpointable: a server cannot be asked in time, or no policy model takes part.
         """
-        found = await each(list(self._servers.items()), self._calls.member)
+        waiting = Waiting(say)
+        found = await each(list(self._servers.items()), lambda server: self._calls.member(server, waiting))
         members = tuple(member for member in found if member is not None)
         if not any(member.kind is Kind.MODEL for member in members):
             raise NotCheckpointable("no policy-model server takes part in checkpoints: set `checkpoint` on the gym")
@@ -146,7 +151,9 @@ class Coordination:
             replies = await each(
                 self._members, lambda member: self._calls.call(member, "restore", request, RestoreReply, until)
             )
-            installed = rules.installed(wanted, list(zip(self._members, replies, strict=True)))
+            answered = list(zip(self._members, replies, strict=True))
+            installed = rules.installed(wanted, answered)
+            self.saved = rules.saved(answered)
             done = True
             return installed
         finally:

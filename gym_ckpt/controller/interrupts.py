@@ -1,12 +1,15 @@
 """What signals ask of a run, from its first line to its last (INV-96).
 
-SIGUSR1: a checkpoint. SIGTERM: a checkpoint, then stop. A second SIGTERM: stop at once. Before anything was dispatched
+SIGUSR1: a checkpoint. SIGTERM: a checkpoint, then stop. A second SIGTERM: stop at once; but one that comes with the
+first is the first: a batch system that tells a job's shell and its steps sends two for one cause, and the second must
+not cost the checkpoint that the first asked for. Before anything was dispatched
 there is nothing to save, so the first SIGTERM ends that part by cancelling it. It must not know how a checkpoint is
 taken.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 
 import anyio
@@ -32,9 +35,11 @@ class Wake:
 
 
 class Interrupts:
-    """Pending requests of one run."""
+    """Pending requests of one run. `together_s`: SIGTERMs within so many seconds of the first count as the first."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, together_s: float) -> None:
+        self._together_s = together_s
+        self._told = -math.inf
         self.checkpoint = False
         """A checkpoint was asked for and none has begun since."""
         self.stopping = False
@@ -55,11 +60,13 @@ class Interrupts:
         self._tracer.emit("collector.signal", signal=name)
         if name == "SIGUSR1":
             self.checkpoint = True
+        elif self.stopping and anyio.current_time() - self._told < self._together_s:
+            return
         elif self.stopping:
             self.killed = True
             self.everything.cancel()
         else:
-            self.stopping = True
+            self.stopping, self._told = True, anyio.current_time()
             if self._abortable is not None:
                 self._abortable.cancel()
         self.wake.set()

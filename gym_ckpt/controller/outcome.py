@@ -5,7 +5,10 @@ It must not know how to end one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from gym_ckpt.controller.summary import RowFigures
 from gym_ckpt.core.collection import Counts
@@ -15,18 +18,26 @@ KILLED_STATUS = 143
 RESUME = "to go on, restart the servers and run it again with resume_from_cache = true (--resume)"
 
 
+NOTHING_SAVED: Final = MappingProxyType({"model_calls": 0, "tokens": 0})
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Figures of a run. `figures`: over all rows of the output, whichever run wrote them.
 
-    `continued`, `restarted`: rows that this run took from the checkpoint, and rows of earlier runs that it started from
-    input again. `checkpoints`: published by this run, oldest first.
+    `began`: rows could be sent. `finished_before`: rows that had ended when this run began. `continued`, `restarted`:
+    rows that this run took from a checkpoint, and rows which earlier runs had begun and it started from input.
+    `saved`: work of the continued rows that was not repeated, by name: `model_calls`, `tokens` (generated).
+    `checkpoints`: published by this run, oldest first.
     """
 
     figures: RowFigures = field(default_factory=RowFigures)
     counts: Counts | None = None
+    began: bool = False
+    finished_before: int = 0
     continued: int = 0
     restarted: int = 0
+    saved: Mapping[str, int] = field(default_factory=lambda: dict(NOTHING_SAVED))
     checkpoints: tuple[str, ...] = ()
 
 
@@ -67,3 +78,24 @@ def complete(counts: Counts, failures: str) -> Outcome:
     if counts.failed:
         return Outcome(1, f"{counts.finished} of {counts.rows} rows finished, {counts.failed} failed: see {failures}")
     return Outcome(0, f"all {counts.rows} rows finished")
+
+
+def saved_words(saved: Mapping[str, int]) -> str:
+    """`31 model calls, 4,120 tokens`."""
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in saved.items())
+
+
+def lines_of(summary: Summary) -> list[str]:
+    """What this run did, for people: where its rows came from, and which checkpoints it left."""
+    counts = summary.counts
+    assert counts is not None, "a run that began has counted its rows"
+    saves = f" ({saved_words(summary.saved)} not repeated)" if summary.continued and any(summary.saved.values()) else ""
+    rows = [
+        f"{summary.finished_before} finished before" if summary.finished_before else "",
+        f"{summary.continued} continued from a checkpoint{saves}" if summary.continued else "",
+        f"{summary.restarted} begun by an earlier run and started over from input" if summary.restarted else "",
+    ]
+    lines = ["; ".join(part for part in rows if part)]
+    if summary.checkpoints:
+        lines.append(f"{len(summary.checkpoints)} checkpoints published, the last is {summary.checkpoints[-1]}")
+    return [f"this run: {line}" if number == 0 else line for number, line in enumerate(lines) if line]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import anyio
 
+from gym_ckpt.controller.outcome import saved_words
 from gym_ckpt.controller.published import Source
 from gym_ckpt.controller.shared import Coordination, Shared
 from gym_ckpt.errors import AlreadyServing, GymCkptError, ParticipantFailed
@@ -26,22 +27,23 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     began = anyio.current_time()
     await ports.probe("collector.before_restore")
     if not await _logged(shared, [episode.next() for episode in wanted], source):
-        shared.collection.restore_failed(episode.next() for episode in wanted)
+        _start_over(shared, [episode.next() for episode in wanted])
         return
     try:
         installed = await coordination.restore(
             restore_id, source.checkpoint_dir, wanted, shared.settings.checkpoint_timeout_s
         )
     except GymCkptError as error:
-        shared.collection.restore_failed(episode.next() for episode in wanted)
+        _start_over(shared, [episode.next() for episode in wanted])
         shared.progress.message(f"{_refused(error)}: {len(wanted)} rows start from input")
         return
     await ports.probe("collector.restore_installed")
     missing = {episode.next() for episode in wanted} - installed
     if missing:
-        shared.collection.restore_failed(sorted(missing))
+        _start_over(shared, sorted(missing))
         shared.progress.message(f"{len(missing)} rows were not in the checkpoint after all: they start from input")
     shared.continued = len(installed)
+    shared.saved = dict(coordination.saved)
     restore_s = round(anyio.current_time() - began, 6)
     ports.tracer.emit(
         "collector.restored",
@@ -49,12 +51,19 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
         restore_id=restore_id,
         installed=keys(installed),
         restore_s=restore_s,
+        saved=shared.saved,
     )
     try:
         await coordination.resume(restore_id)
     except GymCkptError as error:
         shared.progress.message(f"not every server could be opened after the restore, its lease will: {error}")
-    shared.progress.message(f"{len(installed)} rows restored from checkpoint {source.checkpoint_id}")
+    saves = f", which saves {saved_words(shared.saved)}" if shared.saved else ""
+    shared.progress.message(f"{len(installed)} rows restored from checkpoint {source.checkpoint_id}{saves}")
+
+
+def _start_over(shared: Shared, attempts: Sequence[EpisodeId]) -> None:
+    shared.collection.restore_failed(attempts)
+    shared.restarted += len(attempts)
 
 
 async def _logged(shared: Shared, attempts: Sequence[EpisodeId], source: Source) -> bool:

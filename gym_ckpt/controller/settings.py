@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gym_ckpt.controller.shared import Coordination
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.limits import BUDGET_MAX_S
+from gym_ckpt.limits import BUDGET_MAX_S, ONE_SIGTERM_MAX_S
 from gym_ckpt.settings import CollectSettings
 
 __all__ = ["CollectSettings", "check"]
@@ -24,6 +24,8 @@ def check(settings: CollectSettings, coordination: Coordination | None) -> None:
         raise ConfigError(f"collect.checkpoint_timeout_s: must be above 0 and at most {BUDGET_MAX_S:g} seconds")
     if settings.checkpoint_every_s is not None and not settings.checkpoint_every_s > 0:
         raise ConfigError("collect.checkpoint_every_s: must be above 0 seconds")
+    if not 0 <= settings.one_sigterm_s <= ONE_SIGTERM_MAX_S:
+        raise ConfigError(f"collect.one_sigterm_s: must be 0 to {ONE_SIGTERM_MAX_S:g} seconds")
     for key in ("input", "output", "checkpoint_dir"):
         path = getattr(settings, key)
         if path is not None and not path.startswith("/"):

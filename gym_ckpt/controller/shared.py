@@ -52,7 +52,10 @@ class OpenCheckpoint(Protocol):
 class Coordination(Protocol):
     """What collection asks of `gym_ckpt.controller.coordination`. Failures are `GymCkptError`s."""
 
-    async def discover(self) -> object: ...
+    @property
+    def saved(self) -> Mapping[str, int]: ...
+
+    async def discover(self, say: Callable[[str], object] | None = None) -> object: ...
 
     def prepared(
         self, checkpoint_id: str, budget_s: float, abandoned: Callable[[], bool], prepare_s: float | None
@@ -104,8 +107,14 @@ class Shared:
         self.fatal: str | None = None
         self.left_closed = False
         """The run stops and its servers were left prepared: nothing but the end of the run may follow (INV-92)."""
+        self.finished_before = 0
+        """Rows that had ended, in the output or as a final failure, when this run began."""
         self.continued = 0
         """Rows that this run took from a checkpoint."""
+        self.saved: Mapping[str, int] = {}
+        """Work of theirs that was not repeated."""
+        self.restarted = 0
+        """Rows that an earlier run had begun, and this one started from input."""
         self.losses_in_a_row = 0
         self.awaited: set[EpisodeId] = set()
         """Episodes whose replies a checkpoint waits for."""

@@ -10,7 +10,7 @@ It must not know how a checkpoint is restored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from gym_ckpt.ports import FileSystem, Job, Lock, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
-from gym_ckpt.storage.ownership import claim, claim_output, read_run_id
+from gym_ckpt.storage.ownership import RunName, claim_directory, claim_output, claim_run, is_new
 from gym_ckpt.storage.pruning import forget_all
 
 Say = Callable[[str], None]
@@ -43,24 +43,30 @@ class Started:
     locks: tuple[Lock, ...] = ()
 
 
-async def start(settings: CollectSettings, ports: Ports, run_id: str, say: Say) -> Started:
-    """Everything before the servers are asked for anything.
+async def start(
+    settings: CollectSettings, ports: Ports, run_id: str, say: Say, servers_ready: Callable[[], Awaitable[object]]
+) -> Started:
+    """Everything before the first row or a restore. With a `checkpoint_dir`, `servers_ready` is awaited once this
+    process owns directory and output: whom the servers refuse has changed nothing but two lock files.
 
     Raises:
         ConfigError: the input, the output or the directory cannot be used as configured.
         InvalidCheckpointState: a file is damaged, or no checkpoint is valid.
+        GymCkptError: what `servers_ready` raises.
         OSError: as the file system says.
     """
     read = await ports.disk.run(read_input(settings.input, settings.repeats))
-    run = hashlib.sha256(f"{read.digest} {settings.output}".encode()).hexdigest()
+    run = run_name(settings, read)
     if settings.checkpoint_dir is None:
         await ports.disk.run(refuse_existing(settings.output))
         rows = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
-        return Started(read, run, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None)
+        return Started(read, run.run_id, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None)
     locks: list[Lock] = []
     try:
         await _claim_both(settings, settings.checkpoint_dir, ports, run, locks)
-        started = await _owned(settings, settings.checkpoint_dir, ports, read, run, run_id, say)
+        await servers_ready()
+        await ports.disk.run(claim_run(settings.checkpoint_dir, run, ports.entropy.token()))
+        started = await _owned(settings, settings.checkpoint_dir, ports, read, run.run_id, run_id, say)
         return replace(started, locks=tuple(locks))
     except BaseException:
         for lock in locks:
@@ -68,15 +74,26 @@ async def start(settings: CollectSettings, ports: Ports, run_id: str, say: Say) 
         raise
 
 
-async def _claim_both(settings: CollectSettings, run_dir: str, ports: Ports, run: str, locks: list[Lock]) -> None:
+def run_name(settings: CollectSettings, read: Input) -> RunName:
+    """The run that this input and output make: rows of two runs must never mix (INV-95)."""
+    about = {
+        "collect.output": settings.output,
+        "collect.input": settings.input,
+        "collect.repeats": str(settings.repeats),
+        "its content": f"{len(read.tasks)} rollouts, SHA-256 {read.digest[:16]}",
+    }
+    return RunName(hashlib.sha256(f"{read.digest} {settings.output}".encode()).hexdigest(), about)
+
+
+async def _claim_both(settings: CollectSettings, run_dir: str, ports: Ports, run: RunName, locks: list[Lock]) -> None:
     """Own directory and output. A new directory becomes this run's only once nobody else's rows are in the output."""
     note = f"{ports.pid}\n"
-    is_new = await ports.disk.run(read_run_id(run_dir)) is None
-    if is_new:
+    new = await ports.disk.run(is_new(run_dir, run))
+    if new:
         locks.append(await ports.disk.run(claim_output(settings.output, note)))
         await ports.disk.run(refuse_existing(settings.output))
-    locks.append((await ports.disk.run(claim(run_dir, run, note, ports.entropy.token()))).lock)
-    if not is_new:
+    locks.append(await ports.disk.run(claim_directory(run_dir, note)))
+    if not new:
         locks.append(await ports.disk.run(claim_output(settings.output, note)))
 
 

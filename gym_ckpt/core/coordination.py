@@ -103,6 +103,20 @@ def _partition(member: Member, reply: CommitReply, before: Mapping[str, tuple[st
     return dict(sorted(both.items()))
 
 
+def saved(replies: Sequence[tuple[Member, RestoreReply]]) -> dict[str, int]:
+    """Work that a restore saves, by name, sorted: each kind's participants together, and the kind that knows most.
+
+    Agents and model servers tell of the same calls, and only some of them tell of tokens.
+    """
+    by_kind: dict[Kind, Counter[str]] = {}
+    for member, reply in replies:
+        by_kind.setdefault(member.kind, Counter()).update(reply.saved)
+    most: Counter[str] = Counter()
+    for counted in by_kind.values():
+        most |= counted
+    return dict(sorted(most.items()))
+
+
 def installed(scope: Iterable[EpisodeId], replies: Sequence[tuple[Member, RestoreReply]]) -> frozenset[EpisodeId]:
     """The attempts that a restore has installed: for each episode in scope the next, with one environment owner.
 

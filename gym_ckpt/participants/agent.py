@@ -334,6 +334,10 @@ class AgentParticipant(Participant):
             except msgspec.ValidationError as error:
                 raise InvalidCheckpointState(f"agent session of {record.episode.key}: {error}") from None
 
+    def saved(self, records: Sequence[Record]) -> dict[str, int]:
+        calls = [call for record in records for call in record.state["state"]["calls"]]
+        return {"model_calls": len(calls), "tokens": sum(call["completion_tokens"] for call in calls)}
+
     async def install(self, records: Sequence[Record]) -> None:
         for record in records:
             exported = msgspec.convert(record.state, _Exported)

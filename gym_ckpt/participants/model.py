@@ -179,6 +179,9 @@ class ModelParticipant(Participant):
         for record in records:
             self.book.check(record)
 
+    def saved(self, records: Sequence[Record]) -> dict[str, int]:
+        return {"model_calls": sum(len(record.state["rows"]) for record in records)}
+
     async def install(self, records: Sequence[Record]) -> None:
         raise AssertionError("a model server restores whole scopes")
 

@@ -89,6 +89,10 @@ class Participant(ABC):
     async def install(self, records: Sequence[Record]) -> None:
         """Make each record the state of its episode, which is the attempt that will continue (N+1)."""
 
+    def saved(self, records: Sequence[Record]) -> dict[str, int]:
+        """Work that these checked records make unnecessary: `model_calls`, `tokens`; only what this kind knows."""
+        return {}
+
     async def restore(self, scope: Sequence[EpisodeId], records: Sequence[Record]) -> None:
         """`install`, for kinds that keep something of episodes without a record too.
 

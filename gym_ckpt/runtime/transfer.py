@@ -69,6 +69,7 @@ async def import_scope(participant: Participant, restore_id: str, target: Target
     ports, scope, marks = participant.ports, frozenset(target.scope), participant.admission.book.marks
     source, records = await _read(participant, target.directory, scope)
     await participant.check(records)
+    saved = participant.saved(records)
     # Whatever an earlier restore left in this process for these rollouts, marks included, is not part of this one.
     rollout_ids = {episode.rollout_id for episode in scope}
     participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
@@ -91,6 +92,7 @@ async def import_scope(participant: Participant, restore_id: str, target: Target
         phase=Phase.RESTORED,
         source_checkpoint_id=source,
         installed=tuple(keys(record.episode for record in records)),
+        saved=saved,
     )
 
 

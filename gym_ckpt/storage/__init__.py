@@ -11,7 +11,7 @@ A `Job` is run by a `Disk`; nothing here opens a file by itself.
 from gym_ckpt.storage.abort import AbortFlag, WriteAborted
 from gym_ckpt.storage.appendlog import AppendLog, Opened, open_log, read_lines
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, Manifest, ManifestHead
-from gym_ckpt.storage.ownership import Ownership, claim, read_run_id
+from gym_ckpt.storage.ownership import Ownership, RunName, claim, is_new
 from gym_ckpt.storage.pruning import Pruned, forget_all, prune
 from gym_ckpt.storage.publication import Published, latest, publish, published, read_collection
 from gym_ckpt.storage.records import read_manifest, read_records, write_records
@@ -29,9 +29,11 @@ __all__ = [
     "Pruned",
     "Published",
     "Report",
+    "RunName",
     "WriteAborted",
     "claim",
     "forget_all",
+    "is_new",
     "latest",
     "open_log",
     "prune",
@@ -41,7 +43,6 @@ __all__ = [
     "read_lines",
     "read_manifest",
     "read_records",
-    "read_run_id",
     "verify_checkpoint",
     "write_records",
 ]

@@ -6,8 +6,8 @@ run is named by `run.json`, made once. It must not know what a run is.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from gym_ckpt.errors import ConfigError
@@ -19,6 +19,14 @@ from gym_ckpt.wire import json
 
 
 @dataclass(frozen=True, slots=True)
+class RunName:
+    """Which run a directory belongs to. `run_id` decides; `about` tells a person what it was made of."""
+
+    run_id: str
+    about: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Ownership:
     """This process owns the directory until `lock.release()` or its end. `fresh`: the run begins here."""
 
@@ -26,15 +34,30 @@ class Ownership:
     fresh: bool
 
 
-def claim(run_dir: str, run_id: str, note: str, attempt_token: str) -> Job[Ownership]:
-    """Become the one live collector of `run_dir` for the run `run_id`; `note` names this process (pid, host).
+def claim(run_dir: str, run: RunName, note: str, attempt_token: str) -> Job[Ownership]:
+    """`claim_directory`, then `claim_run`; the lock is free again unless both succeed."""
+
+    def job(fs: FileSystem) -> Generator[str, None, Ownership]:
+        lock = yield from claim_directory(run_dir, note)(fs)
+        try:
+            fresh = yield from claim_run(run_dir, run, attempt_token)(fs)
+        except Exception:
+            lock.release()
+            raise
+        return Ownership(lock, fresh)
+
+    return job
+
+
+def claim_directory(run_dir: str, note: str) -> Job[Lock]:
+    """Become the one live collector of `run_dir`; `note` names this process (pid, host). Whose run it is stays open.
 
     Raises (by the job):
-        ConfigError: another collector lives here, or the directory is another run's; the text names it.
+        ConfigError: another collector lives here; the text names it.
         OSError: as the file system says; nothing is owned.
     """
 
-    def job(fs: FileSystem) -> Generator[str, None, Ownership]:
+    def job(fs: FileSystem) -> Generator[str, None, Lock]:
         yield from make_dirs(fs, run_dir, layout.run_file(run_dir))
         yield "claim.sync_parent"
         try:
@@ -46,14 +69,25 @@ def claim(run_dir: str, run_id: str, note: str, attempt_token: str) -> Job[Owner
         lock = fs.try_lock(pid_file, note)
         if lock is None:
             raise ConfigError(f"{run_dir} is in use by another collector ({_note(fs, pid_file)}): stop it first")
-        try:
-            fresh = yield from _claim_run(fs, run_dir, run_id, attempt_token)
-            # Made here, so that no participant has to make and sync a directory of the run itself.
-            yield from make_dirs(fs, layout.checkpoints_dir(run_dir), layout.checkpoints_dir(run_dir))
-        except Exception:
-            lock.release()
-            raise
-        return Ownership(lock, fresh)
+        return lock
+
+    return job
+
+
+def claim_run(run_dir: str, run: RunName, attempt_token: str) -> Job[bool]:
+    """Make the directory this run's, if it is nobody's; the caller has its lock. True when the run begins here.
+
+    Raises (by the job):
+        ConfigError: it is another run's; the text says what differs.
+        OSError: as the file system says.
+    """
+
+    def job(fs: FileSystem) -> Generator[str, None, bool]:
+        yield "claim.read"
+        fresh = yield from _claim_run(fs, run_dir, run, attempt_token)
+        # Made here, so that no participant has to make and sync a directory of the run itself.
+        yield from make_dirs(fs, layout.checkpoints_dir(run_dir), layout.checkpoints_dir(run_dir))
+        return fresh
 
     return job
 
@@ -80,48 +114,59 @@ def claim_output(output: str, note: str) -> Job[Lock]:
     return job
 
 
-def read_run_id(run_dir: str) -> Job[str | None]:
-    """Whose directory it is, None if nobody's.
+def is_new(run_dir: str, run: RunName) -> Job[bool]:
+    """Whether the directory is nobody's yet; False when it is this run's. Changes nothing.
 
     Raises (by the job):
-        ConfigError: `run.json` is damaged.
+        ConfigError: it is another run's, or `run.json` is damaged.
     """
 
-    def job(fs: FileSystem) -> Generator[str, None, str | None]:
+    def job(fs: FileSystem) -> Generator[str, None, bool]:
         yield "claim.read"
-        return _run_id(fs, run_dir)
+        return _is_new(fs, run_dir, run)
 
     return job
 
 
-def _claim_run(fs: FileSystem, run_dir: str, run_id: str, attempt_token: str) -> Steps[bool]:
-    owner = _run_id(fs, run_dir)
-    if owner is None:
+def _claim_run(fs: FileSystem, run_dir: str, run: RunName, attempt_token: str) -> Steps[bool]:
+    if _is_new(fs, run_dir, run):
         if fs.exists(layout.latest(run_dir)) or fs.exists(layout.checkpoints_dir(run_dir)):
             raise ConfigError(f"{run_dir} holds checkpoints of an unknown run: choose another checkpoint_dir")
-        yield from replace(fs, layout.run_file(run_dir), json.dumps({"run_id": run_id}) + b"\n", attempt_token)
+        data = json.dumps({"run_id": run.run_id, "about": dict(run.about)}) + b"\n"
+        yield from replace(fs, layout.run_file(run_dir), data, attempt_token)
         return True
-    if owner != run_id:
-        raise ConfigError(
-            f"{run_dir} belongs to run {owner!r:.200}, not {run_id!r:.200}: choose another checkpoint_dir"
-        )
     yield "claim.sync_dir"
     fs.fsync_dir(run_dir)
     return False
 
 
-def _run_id(fs: FileSystem, run_dir: str) -> str | None:
+def _is_new(fs: FileSystem, run_dir: str, run: RunName) -> bool:
     path = layout.run_file(run_dir)
     try:
         value: Any = json.loads(read_bounded(fs, path, MANIFEST_MAX_BYTES))
     except FileNotFoundError:
-        return None
+        return True
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): choose another checkpoint_dir") from None
     if not isinstance(value, dict) or not isinstance(value.get("run_id"), str):
         raise ConfigError(f"{path} names no run: choose another checkpoint_dir")
-    run_id: str = value["run_id"]
-    return run_id
+    if value["run_id"] != run.run_id:
+        raise ConfigError(
+            f"{run_dir} belongs to another run{_difference(value.get('about'), run)}: restore what it was, or choose "
+            "another checkpoint_dir"
+        )
+    return False
+
+
+def _difference(theirs: Any, run: RunName) -> str:
+    """What of the run is not as it was, for a person; empty where the file does not say."""
+    before = theirs if isinstance(theirs, dict) else {}
+    differing = [
+        f"{key} was {before[key]!s:.300} and is {now!s:.300}"
+        for key, now in run.about.items()
+        if key in before and before[key] != now
+    ]
+    return f" ({'; '.join(differing)})" if differing else ""
 
 
 def _note(fs: FileSystem, path: str) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from gym_ckpt.errors import InvalidRequest, ProtocolError
 from gym_ckpt.limits import BLOCKERS_SHOWN
@@ -139,12 +140,16 @@ class CommitReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     staging_keys_by_episode: dict[str, tuple[str, ...]] | None = None
 
 
-class RestoreReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`installed`: capture keys of the attempts (N+1) that now have state here."""
+class RestoreReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`installed`: capture keys of the attempts (N+1) that now have state here.
+
+    `saved`: work that they need not do again, by name, as far as this participant knows: `model_calls`, `tokens`.
+    """
 
     phase: str
     source_checkpoint_id: str
     installed: tuple[str, ...]
+    saved: dict[str, Annotated[int, Meta(ge=0)]] = {}
 
 
 class ResumeReply(msgspec.Struct, frozen=True, kw_only=True):

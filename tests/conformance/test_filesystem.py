@@ -15,6 +15,7 @@ from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import (
     AbortFlag,
     ManifestHead,
+    RunName,
     claim,
     layout,
     open_log,
@@ -180,7 +181,7 @@ def test_a_lock_is_exclusive_says_whose_it_is_and_can_be_taken_again(arm: Arm) -
 def test_a_whole_run_of_storage(arm: Arm) -> None:
     tokens = Tokens()
     run_dir = f"{arm.root}/new/run"
-    assert run(arm.fs, claim(run_dir, "evaluation", "pid 1", tokens())).fresh
+    assert run(arm.fs, claim(run_dir, RunName("evaluation"), "pid 1", tokens())).fresh
     for name in ("c1", "c2", "c3"):
         where = layout.checkpoint_dir(run_dir, name)
         for kind in (Kind.ENVIRONMENT, Kind.MODEL):

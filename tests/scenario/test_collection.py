@@ -46,6 +46,8 @@ def test_everything_dies_in_mid_generation_and_the_run_goes_on_from_its_checkpoi
     assert len(restored) == 1
     assert len(continued(verdict)) == len(published)
     assert verdict.checked["INV-6"] > 0, "no call of a continued rollout was looked at"
+    saved = restored[0].fields["saved"]
+    assert saved["model_calls"] >= 5 and saved["tokens"] > 40 * saved["model_calls"], "and the run says what it saved"
 
 
 def test_a_checkpoint_under_way_is_lost_and_the_one_before_is_restored() -> None:
@@ -88,9 +90,19 @@ def test_a_stopped_job_that_comes_back_to_servers_that_stayed_up_starts_from_inp
 
 
 def test_a_second_sigterm_stops_at_once_and_the_checkpoint_in_force_is_continued() -> None:
-    verdict = play(Signal("SIGTERM", OnRow("collector.published"), 0.0))
+    verdict = play(Signal("SIGTERM", OnRow("collector.checkpoint_opened", 2), 0.05))
     assert seen(verdict, "collector.exit")[0].fields["status"] == 143
-    assert continued(verdict)
+    assert len(seen(verdict, "collector.signal")) == 2 and continued(verdict)
+
+
+def test_two_sigterms_of_one_cause_cost_no_checkpoint() -> None:
+    verdict = play(
+        Signal("SIGTERM", OnRow("collector.checkpoint_opened", 2), 0.05),
+        setup=Setup(workload=3, every_s=0.9, one_sigterm_s=0.1),
+    )
+    stopped = seen(verdict, "collector.exit")[0]
+    before = [row for row in seen(verdict, "collector.published") if row.t <= stopped.t]
+    assert stopped.fields["status"] == 0 and len(before) == 2, "the second was the last one's"
 
 
 def test_a_second_collector_on_the_directory_of_a_live_one_is_turned_away() -> None:

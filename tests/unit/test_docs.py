@@ -24,7 +24,7 @@ import pytest
 from gym_ckpt import Gym, errors, limits
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.adapters.http_client import HttpxClient
-from gym_ckpt.cli import main
+from gym_ckpt.cli import endings, main
 from gym_ckpt.cli.collect import LOGGED
 from gym_ckpt.cli.config import load_mapping, read_file
 from gym_ckpt.cli.config_types import SERVER_KINDS
@@ -116,7 +116,7 @@ def test_every_class_of_errors_is_documented() -> None:
 
 def test_every_exit_status_is_documented() -> None:
     documented = [int(row[0]) for row in rows(section(text_of("errors"), "## Exit statuses"))]
-    assert documented == sorted({0, main.DID_NOT_HAPPEN, main.USAGE_ERROR, main.INTERRUPTED, KILLED_STATUS})
+    assert documented == sorted({0, endings.DID_NOT_HAPPEN, endings.USAGE_ERROR, endings.INTERRUPTED, KILLED_STATUS})
 
 
 # --------------------------------------------------------------------------------------------------- operations

@@ -64,6 +64,7 @@ class FakeGym:
         self.on_prepared: Any = None
         self.budgets: list[tuple[float, float | None]] = []
         """Of each prepare: for the whole checkpoint, and for the prepare."""
+        self.saved: dict[str, int] = {}
 
     # Data plane.
 
@@ -122,7 +123,7 @@ class FakeGym:
         self.closed = False
         self.open.set()
 
-    async def discover(self) -> None:
+    async def discover(self, say: Callable[[str], object] | None = None) -> None:
         self._ask("discover")
 
     @asynccontextmanager
@@ -167,6 +168,7 @@ class FakeGym:
             episode = EpisodeId(record["rollout_id"], record["attempt"])
             if episode in wanted:
                 self.done[episode.next()] = record["done"]
+                self.saved = {"tokens": self.saved.get("tokens", 0) + record["done"]}
                 installed.add(episode.next())
         return frozenset(installed)
 

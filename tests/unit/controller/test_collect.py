@@ -275,8 +275,26 @@ async def test_a_second_sigterm_stops_at_once_without_a_checkpoint(bench: Bench)
         await gym.busy.wait()
         bench.signals.send("SIGTERM")
 
-    outcome = await bench.with_signals(gym, script)
+    outcome = await bench.with_signals(gym, script, one_sigterm_s=0.0)
     assert outcome.exit_code == 143 and not (bench.directory / "LATEST").exists()
+
+
+async def test_two_sigterms_of_one_cause_are_one(bench: Bench) -> None:
+    """A batch system tells the shell and the steps; what the shell passes on is no second signal."""
+    gym = await slow_gym(bench.rows)
+
+    async def told_again() -> None:
+        bench.signals.send("SIGTERM")
+        await bench.until(lambda: len(bench.recorder.named("collector.signal")) == 2)
+
+    gym.on_prepared = told_again
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script, one_sigterm_s=60.0)
+    assert outcome.exit_code == 0 and len(bench.collection()["continued"]) == bench.rows
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gym_ckpt.errors import ConfigError
-from tests.unit.controller.bench import Bench, gym_of, slow_gym
+from gym_ckpt.errors import ConfigError, NotCheckpointable
+from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
 
@@ -22,9 +22,36 @@ async def test_a_directory_of_another_run_is_refused_and_untouched(bench: Bench)
     before = bench.output.read_bytes()
     (bench.folder / "in.jsonl").write_text('{"id": "other", "task": {"n": 1}}\n')
     for resume in (False, True):
-        with pytest.raises(ConfigError, match="belongs to run"):
+        with pytest.raises(ConfigError, match=r"run \(its content was 6 rollouts, SHA-256 .* and is 1 rollouts"):
             await bench.run(gym_of(), resume_from_cache=resume)
     assert bench.output.read_bytes() == before
+
+
+async def test_what_differs_from_the_run_of_a_directory_is_named(bench: Bench) -> None:
+    await bench.run(gym_of())
+    other = str(bench.folder / "other.jsonl")
+    with pytest.raises(ConfigError, match=rf"collect\.output was {bench.output} and is {other}\)"):
+        await bench.run(gym_of(), output=other)
+    with pytest.raises(ConfigError, match=r"collect\.repeats was 1 and is 2; its content was"):
+        await bench.run(gym_of(), repeats=2)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_whom_the_servers_refuse_changes_nothing_but_lock_files(bench: Bench, resume: bool) -> None:
+    """A mistyped token must cost nothing: neither a directory that then belongs to a run, nor the rows of one."""
+    gym = gym_of()
+    gym.faults["discover"] = [NotCheckpointable("server agent cannot be asked (unauthorized)")]
+    with pytest.raises(NotCheckpointable):
+        await bench.run(gym, resume_from_cache=resume)
+    made = sorted(str(path.relative_to(bench.folder)) for path in bench.folder.rglob("*"))
+    assert made == ["in.jsonl", "out.jsonl.lock", "run", "run/collector.pid"]
+    await stop_in_the_middle(bench)
+    before = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
+    gym.faults["discover"] = [NotCheckpointable("server agent cannot be asked (unauthorized)")]
+    with pytest.raises(NotCheckpointable):
+        await bench.run(gym, resume_from_cache=resume)
+    after = {path: path.read_bytes() for path in bench.folder.rglob("*") if path.is_file()}
+    assert after == before and bench.checkpoints()
 
 
 async def test_an_output_of_nobody_is_not_overwritten(bench: Bench) -> None:

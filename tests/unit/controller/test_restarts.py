@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gym_ckpt.controller.outcome import NOTHING_SAVED, lines_of
 from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
@@ -29,6 +30,8 @@ async def test_a_restart_continues_every_row_of_the_checkpoint_one_attempt_later
     bench.check_whole()
     assert {row["attempt"] for row in bench.written()} == {1}
     assert outcome.summary.continued == bench.rows and not gym.made, "no step is made twice (INV-6)"
+    assert outcome.summary.saved["tokens"] >= 2 * bench.rows, "every row had done two steps"
+    assert any("restored from checkpoint" in line and "which saves" in line for line in bench.recorder.lines)
     assert gym.log.index(("restore", gym.asked("restore")[0])) < len(gym.log)
     assert gym.asked("retire") == [], "what is continued is not retired"
     restored = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
@@ -68,6 +71,9 @@ async def test_a_failed_restore_starts_its_rows_from_input_two_attempts_later(be
     bench.check_whole()
     assert {episode.attempt for episode in gym.runs} == {2}
     assert any("stayed up" in line for line in bench.recorder.lines)
+    summary = outcome.summary
+    assert (summary.continued, summary.restarted, summary.saved) == (0, bench.rows, NOTHING_SAVED)
+    assert lines_of(summary) == [f"this run: {bench.rows} begun by an earlier run and started over from input"]
 
 
 async def test_a_checkpoint_is_restored_again_and_again_until_rows_finish(bench: Bench) -> None:

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.storage import Ownership, claim, layout, read_run_id
+from gym_ckpt.storage import Ownership, RunName, claim, is_new, layout
 from sim.disk import SimFileSystem
 from tests.unit.storage.driver import RUN, PowerCut, Tokens, checkpoint, run, strike
 
 
 def take(disk: SimFileSystem, owner: str, run_id: str = "evaluation-1", token: str = "00000001") -> Ownership:
-    return run(disk.view(owner), claim(RUN, run_id, f"pid 7 on {owner}", token))
+    return run(disk.view(owner), claim(RUN, RunName(run_id, {"output": f"{run_id}.jsonl"}), f"pid 7 on {owner}", token))
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_the_lock_of_a_collector_that_is_gone_is_taken_over(disk: SimFileSystem,
 def test_another_runs_directory_is_refused_and_its_lock_left_free(disk: SimFileSystem) -> None:
     take(disk, "a").lock.release()
     before = disk.tree(RUN)
-    with pytest.raises(ConfigError, match="belongs to run 'evaluation-1', not 'evaluation-2'"):
+    with pytest.raises(ConfigError, match=r"another run \(output was evaluation-1.jsonl and is evaluation-2.jsonl\)"):
         take(disk, "b", "evaluation-2")
     del before[layout.collector_pid(RUN)]
     assert {path: data for path, data in disk.tree(RUN).items() if path in before} == before
     assert not take(disk, "a").fresh
-    assert run(disk.view("x"), read_run_id(RUN)) == "evaluation-1"
+    assert not run(disk.view("x"), is_new(RUN, RunName("evaluation-1")))
 
 
 def test_checkpoints_of_an_unknown_run_are_not_taken_over(disk: SimFileSystem) -> None:
@@ -72,9 +72,9 @@ def test_a_power_cut_at_every_call_of_a_claim_leaves_a_directory_that_can_be_cla
         disk.on_op = None
         disk.crash("a")
         claimed = take(disk, "b", token="00000002")
-        assert claimed.fresh == hit() or run(disk.view("x"), read_run_id(RUN)) == "evaluation-1"
+        assert claimed.fresh == hit() or not run(disk.view("x"), is_new(RUN, RunName("evaluation-1")))
         disk.crash("b")
-        assert run(disk.view("x"), read_run_id(RUN)) == "evaluation-1"
+        assert not run(disk.view("x"), is_new(RUN, RunName("evaluation-1")))
         if not hit():
             assert call > 10
             return

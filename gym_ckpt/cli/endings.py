@@ -1,0 +1,23 @@
+"""How a command ends when an error ends it: the exit status, and one line that says what and how to mend it."""
+
+from __future__ import annotations
+
+import click
+
+from gym_ckpt.errors import ConfigError, GymCkptError
+
+USAGE_ERROR = 2
+DID_NOT_HAPPEN = 1
+INTERRUPTED = 130
+
+
+def ending_of(error: BaseException) -> tuple[int, str]:
+    """Exit status and line of an error that left a command."""
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return INTERRUPTED, "interrupted"
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    status = USAGE_ERROR if isinstance(error, ConfigError) else DID_NOT_HAPPEN
+    if isinstance(error, GymCkptError | click.ClickException):
+        return status, str(error)
+    return status, f"{type(error).__name__}: {error} (--debug shows where)"

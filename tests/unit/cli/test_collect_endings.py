@@ -1,0 +1,63 @@
+"""How `gym-ckpt collect` ends when it cannot begin: one line, one object with `--json`, one event in the log."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gym_ckpt.adapters.host import free_ports
+from gym_ckpt.cli.main import run
+from gym_ckpt.wire import json
+
+SERVERS = {
+    "environment": 'agent = "agent"\nresources = "tools"',
+    "agent": 'model = "policy"',
+    "resources": "",
+    "model": 'workers = ["http://127.0.0.1:9"]',
+}
+NAMES = {"environment": "environment", "agent": "agent", "resources": "tools", "model": "policy"}
+SOON = "import gym_ckpt.controller.calls as calls; calls.DISCOVERY_BUDGET_S = 1.6"
+"""So that the test need not wait half a minute for servers that are not there."""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    parts = ['control_token = "t"', "[checkpoint]"]
+    for (kind, rest), port in zip(SERVERS.items(), free_ports(len(SERVERS)), strict=True):
+        parts.append(f'[servers.{NAMES[kind]}]\nkind = "{kind}"\nurl = "http://127.0.0.1:{port}"\n{rest}')
+    parts.append('[collect]\nenvironment = "environment"\ninput = "in.jsonl"\noutput = "out.jsonl"')
+    parts.append('checkpoint_dir = "run"')
+    (tmp_path / "in.jsonl").write_text('{"id": "a", "task": {}}\n')
+    (tmp_path / "gym.toml").write_text("\n".join(parts) + "\n")
+    return tmp_path / "gym.toml"
+
+
+def test_servers_that_are_down_are_named_while_they_are_waited_for_and_at_the_end(config: Path) -> None:
+    script = f"{SOON}; from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}, '--json'])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1
+    assert re.search(r"^waiting for (agent, environment, policy, tools|.*agent.*), up to ", ended.stderr, re.MULTILINE)
+    said = json.loads(ended.stdout.encode())
+    assert (said["exit_code"], said["complete"], said["began"]) == (1, False, False)
+    assert "cannot be asked for its status" in said["message"]
+    (last,) = [line for line in ended.stderr.splitlines() if " collector.exit {" in line]
+    assert json.loads(b"{" + last.partition(" {")[2].encode()) == {"status": 1, "message": said["message"]}
+    assert ended.stderr.endswith(f"gym-ckpt: {said['message']}\n")
+    assert not (config.parent / "run" / "run.json").exists() and not (config.parent / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--resume"]])
+def test_what_is_refused_before_anything_begins_is_an_object_too(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gym.toml"
+    path.write_text('[servers.worker]\nkind = "inference"\nurl = "http://127.0.0.1:9"\n')
+    assert run(["collect", str(path), "--json", *words]) == 2
+    printed = capsys.readouterr()
+    said = json.loads(printed.out.encode())
+    assert said["exit_code"] == 2 and not said["complete"] and said["counts"] is None
+    assert printed.err == f"gym-ckpt: {said['message']}\n" and "has no [collect] table" in said["message"]
