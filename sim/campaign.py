@@ -1,153 +1,50 @@
-"""Many seeds over all cores, for a number of seeds or of seconds.
+"""Many seeds over all cores or machines, for a number of seeds or of seconds: old failures first, some runs done twice.
 
-Worker processes run blocks of seeds and send back figures; the first failure is run again here, shrunk, shown and
-kept. At the end: how many, how fast, which faults struck, which points of the code no seed came by, which checks never
-looked.
+A crew (`sim.crew`, `sim.ray_crew`) runs blocks of jobs and gives back an outcome of each. One failure of each kind is
+run again here, shrunk, shown and kept; all of them are in the history, whose next campaign begins with them.
 
 Must not know what a seed does.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import sqlite3
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
-from faults.draw import POINTS
-from faults.plan import Plan
-from gym_ckpt.wire import json
-from sim.oracle import Violation
-from sim.report import failure_id, screen, violation_json, write_artefact
-from sim.run import Verdict, run_seed
-from sim.shrink import shrink
+from sim.crew import Crew, Processes, cores
+from sim.history import History
+from sim.jobs import Figures, Job, Outcome, explained, run_jobs
+from sim.report import screen, write_artefact
+from sim.run import Verdict
+from sim.sources import versions
+from sim.streams import stream
+from sim.summary import ProgressLine, Summary, kinds, progress_text, replay_command, summary_line
+
+__all__ = [
+    "ProgressLine",
+    "Summary",
+    "campaign",
+    "explained",
+    "progress_text",
+    "replay_command",
+    "run_block",
+    "show_failure",
+    "summary_line",
+]
 
 BLOCK_SEEDS = 8
 FAILURES_MAX = 25
 """Failing seeds after which a campaign has seen enough."""
-ENOUGH_SEEDS = 500
-"""From so many seeds of a mixed profile on, a check that never looked is a failure."""
-MUST_LOOK = tuple(f"INV-{n}" for n in (1, 2, 3, 5, 11, 14, 17, 30, 31, 33, 40, 48, 49, 51, 60, 63, 65, 66))
-"""Checks that a mixed campaign proves nothing without."""
-MIXED = frozenset({"default", "chaos"})
-PROGRESS_S = 0.5
-PROGRESS_PLAIN_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """One failing seed and what broke first."""
-
-    seed: int
-    violation: Violation
-
-
-@dataclass(slots=True)
-class Block:
-    """The figures of some seeds."""
-
-    seeds: int = 0
-    events: int = 0
-    virtual_s: float = 0.0
-    faults: Counter[str] = field(default_factory=Counter)
-    probes: Counter[str] = field(default_factory=Counter)
-    checked: Counter[str] = field(default_factory=Counter)
-    failed: list[Failed] = field(default_factory=list)
-
-    def add(self, verdict: Verdict) -> None:
-        self.seeds += 1
-        self.events += verdict.events
-        self.virtual_s += verdict.virtual_s
-        self.faults.update(verdict.faults)
-        self.probes.update(verdict.probes)
-        self.checked.update(verdict.checked)
-        if verdict.violations:
-            self.failed.append(Failed(verdict.seed, verdict.violations[0]))
-
-    def merge(self, other: Block) -> None:
-        self.seeds += other.seeds
-        self.events += other.events
-        self.virtual_s += other.virtual_s
-        self.faults.update(other.faults)
-        self.probes.update(other.probes)
-        self.checked.update(other.checked)
-        self.failed += other.failed
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """A whole campaign. `first`: the failure of the lowest seed, shrunk, with all its rows."""
-
-    profile: str
-    bug: str | None
-    figures: Block
-    seconds: float
-    jobs: int
-    first: Verdict | None
-
-    @property
-    def never_checked(self) -> list[str]:
-        """Checks that looked at nothing in all these seeds."""
-        return [name for name in MUST_LOOK if not self.figures.checked[name]]
-
-    @property
-    def never_reached(self) -> list[str]:
-        """Named points of the code that no seed came by."""
-        return sorted(set(POINTS).difference(self.figures.probes))
-
-    @property
-    def hollow(self) -> bool:
-        """Enough seeds, and still a check that never looked: the campaign proves less than it says."""
-        return self.figures.seeds >= ENOUGH_SEEDS and self.profile in MIXED and bool(self.never_checked)
-
-    @property
-    def ok(self) -> bool:
-        return self.figures.seeds > 0 and not self.figures.failed and not self.hollow
-
-    def as_json(self) -> dict[str, object]:
-        """For machines."""
-        figures = self.figures
-        return {
-            "profile": self.profile,
-            "seeds": figures.seeds,
-            "seconds": round(self.seconds, 3),
-            "jobs": self.jobs,
-            "worlds_per_s": round(figures.seeds / self.seconds, 2) if self.seconds else 0.0,
-            "events": figures.events,
-            "virtual_s": round(figures.virtual_s, 3),
-            "faults": dict(sorted(figures.faults.items())),
-            "never_reached": self.never_reached,
-            "never_checked": self.never_checked,
-            "failures": [
-                {"seed": failed.seed, **violation_json(failed.violation)}
-                for failed in sorted(figures.failed, key=lambda failed: failed.seed)
-            ],
-            "replay": None if self.first is None else replay_command(self.first),
-            "ok": self.ok,
-        }
-
-    def words(self) -> str:
-        """For people."""
-        figures = self.figures
-        lines = [
-            f"{figures.seeds} seeds of profile {self.profile} in {self.seconds:.1f} s on {self.jobs} processes: "
-            f"{figures.seeds / max(self.seconds, 1e-9):.1f} worlds/s, {figures.events} events",
-            "faults that struck: " + (_counts(figures.faults) or "none"),
-        ]
-        if self.never_reached:
-            lines.append(f"points never reached: {', '.join(self.never_reached)}")
-        if self.never_checked:
-            lines.append(f"checks that never looked: {', '.join(self.never_checked)}")
-        if figures.failed:
-            shown = ", ".join(f"{failed.seed} ({failed.violation.invariant})" for failed in figures.failed[:10])
-            lines.append(f"{len(figures.failed)} failing: {shown}")
-        else:
-            lines.append("nothing found" if self.ok else "nothing found, but checks that never looked prove nothing")
-        return "\n".join(lines)
+EXPLAINED_MAX = 3
+"""Kinds of failures that a campaign shrinks and keeps with their traces."""
+DOUBLE = 0.05
+"""The share of runs that are done twice."""
+WAIT_S = 0.5
+Progress = Callable[[Figures, float], None]
+T = TypeVar("T")
 
 
 def campaign(
@@ -158,58 +55,93 @@ def campaign(
     jobs: int | None = None,
     bug: str | None = None,
     failures_max: int = FAILURES_MAX,
-    progress: Callable[[Block, float], None] | None = None,
+    progress: Progress | None = None,
     explain: bool = True,
+    double: float = 0.0,
+    history: History | None = None,
+    crew: Callable[[float | None], Crew] | None = None,
 ) -> Summary:
     """Run `seeds` in order until they, the seconds, or the patience for failures are spent.
 
-    `explain`: run the first failure again, shrunk and with its whole trace.
+    Args:
+        explain: run one failure of each kind again, shrunk and with its whole trace.
+        double: the share of runs that are done again in another process and compared.
+        history: where results are kept, and from where old failures come.
+        crew: made with the moment, on this machine's monotonic clock, when no more runs begin; processes otherwise.
     """
     began = time.perf_counter()
-    jobs = jobs or os.cpu_count() or 1
-    figures = Block()
+    jobs = jobs or cores()
     until = None if seconds is None else began + seconds
-    blocks = _blocks(seeds)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
-        running: set[Future[Block]] = set()
+    book = _Book(history, profile, jobs)
+    before = book.twice()
+    todo = _blocks([*book.old()], _drawn(seeds, profile, bug, double))
+    figures = Figures()
+    workers = Processes(jobs, until) if crew is None else crew(until)
+    interrupted = False
+    try:
         while True:
             enough = len(figures.failed) >= failures_max or (until is not None and time.perf_counter() >= until)
-            while not enough and len(running) < jobs + 1 and (block := next(blocks, None)) is not None:
-                running.add(pool.submit(run_block, block, profile, bug, until))
-            if not running:
+            while not enough and workers.free and (block := next(todo, None)) is not None:
+                workers.give(block)
+            if not workers.busy or len(figures.failed) >= failures_max:
                 break
-            done, running = wait(running, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
-            for future in done:
-                figures.merge(future.result())
+            outcomes = workers.wait(WAIT_S)
+            for outcome in outcomes:
+                figures.add(outcome)
+            book.record(outcomes)
             if progress is not None:
                 progress(figures, time.perf_counter() - began)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        workers.close()
     spent = time.perf_counter() - began
-    figures.failed.sort(key=lambda failed: failed.seed)
-    first = explained(figures.failed[0].seed, profile, bug) if figures.failed and explain else None
-    return Summary(profile, bug, figures, spent, jobs, first)
+    figures.failed.sort(key=lambda outcome: outcome.job.seed)
+    shown = kinds(figures.failed, EXPLAINED_MAX) if explain else []
+    verdicts = tuple(each for outcome in shown if (each := _explained(outcome)) is not None)
+    summary = Summary(profile, bug, figures, spent, jobs, verdicts, book.number, before, interrupted, book.trouble)
+    book.end(spent, summary.ok)
+    return summary
 
 
-def run_block(seeds: range, profile: str, bug: str | None = None, until: float | None = None) -> Block:
-    """The figures of these seeds; `until`: on this machine's monotonic clock, when to stop."""
-    block = Block()
-    for seed in seeds:
-        if until is not None and time.perf_counter() >= until:
-            break
-        block.add(run_seed(seed, profile, bug=bug))
-    return block
+class _Book:
+    """The history, or none. What it cannot keep is said at the end: a campaign goes on without."""
+
+    def __init__(self, history: History | None, profile: str, jobs: int) -> None:
+        self._history = history
+        self._profile = profile
+        self.trouble: tuple[str, ...] = ()
+        self.number = self._try(None, lambda history: history.begin(profile, jobs))
+
+    def old(self) -> Sequence[Job]:
+        return self._try([], lambda history: history.old_failures(self._profile))
+
+    def twice(self) -> int:
+        return self._try(0, lambda history: history.twice())
+
+    def record(self, outcomes: Sequence[Outcome]) -> None:
+        if outcomes:
+            self._try(None, lambda history: history.record(outcomes))
+
+    def end(self, seconds: float, ok: bool) -> None:
+        self._try(None, lambda history: history.end(seconds, ok))
+
+    def _try(self, otherwise: T, do: Callable[[History], T]) -> T:
+        if self._history is None:
+            return otherwise
+        try:
+            return do(self._history)
+        except sqlite3.Error as error:
+            self.trouble, self._history = (f"results are not kept: {error}",), None
+            return otherwise
 
 
-def explained(seed: int, profile: str, bug: str | None = None) -> Verdict:
-    """A failing seed with a plan as small as it gets, and with its whole trace."""
-    verdict = run_seed(seed, profile, bug=bug)
-    wanted = verdict.violations[0].invariant
-
-    def still_fails(plan: Plan) -> bool:
-        found = run_seed(seed, profile, plan=plan, bug=bug).violations
-        return bool(found) and found[0].invariant == wanted
-
-    plan = shrink(verdict.plan, still_fails)
-    return run_seed(seed, profile, plan=plan, bug=bug, keep_all_rows=True)
+def run_block(seeds: range, profile: str, bug: str | None = None, until: float | None = None) -> Figures:
+    """The figures of these seeds, run here; `until`: on this machine's monotonic clock, when to stop."""
+    figures = Figures()
+    for outcome in run_jobs((Job(seed, profile, bug) for seed in seeds), until):
+        figures.add(outcome)
+    return figures
 
 
 def show_failure(verdict: Verdict) -> str:
@@ -218,44 +150,25 @@ def show_failure(verdict: Verdict) -> str:
     return screen(verdict, replay_command(verdict))
 
 
-def replay_command(verdict: Verdict) -> str:
-    """What brings a kept failure back."""
-    return f"gym-ckpt sim replay {failure_id(verdict)}"
+def _explained(outcome: Outcome) -> Verdict | None:
+    """The failure with a small plan; as it is where running it here would end this process, or where it passes here."""
+    job, broken = outcome.job, outcome.violation
+    if broken is None or broken.invariant in ("RUN-lost", "RUN-hung", "RUN-harness"):
+        return None
+    verdict = explained(job.seed, job.profile, job.bug, outcome.plan)
+    return verdict if verdict.violations else None
 
 
-class ProgressLine:
-    """How far a campaign is: one line on a terminal, now and then a line elsewhere."""
-
-    def __init__(self, total: int | None) -> None:
-        self._total = total
-        self._live = sys.stderr.isatty()
-        self._shown = 0.0
-
-    def __call__(self, figures: Block, seconds: float) -> None:
-        if seconds - self._shown < (PROGRESS_S if self._live else PROGRESS_PLAIN_S):
-            return
-        self._shown = seconds
-        of = "" if self._total is None else f"/{self._total}"
-        text = (
-            f"{figures.seeds}{of} seeds, {figures.seeds / max(seconds, 1e-9):.1f} worlds/s, "
-            f"{sum(figures.faults.values())} faults, {len(figures.failed)} failing"
-        )
-        print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._live and self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def _drawn(seeds: range, profile: str, bug: str | None, double: float) -> Iterator[Job]:
+    """The new jobs. Which ones are done twice differs from code to code, and not from one day to the next."""
+    sources = versions()["sources"] if 0 < double < 1 else ""
+    for seed in seeds:
+        twice = double >= 1 or (double > 0 and stream(seed, "twice", sources).random() < double)
+        yield Job(seed, profile, bug, twice=twice)
 
 
-def _blocks(seeds: range) -> Iterator[range]:
-    for start in range(seeds.start, seeds.stop, BLOCK_SEEDS):
-        yield range(start, min(start + BLOCK_SEEDS, seeds.stop))
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-
-
-def summary_line(summary: Summary) -> bytes:
-    """The summary as one line of JSON."""
-    return json.dumps(summary.as_json())
+def _blocks(first: Iterable[Job], then: Iterator[Job]) -> Iterator[list[Job]]:
+    for job in first:
+        yield [job]
+    while block := list(islice(then, BLOCK_SEEDS)):
+        yield block

@@ -5,7 +5,9 @@ Exit status 1 when anything was found. Mounted by `gym_ckpt.cli.simulator`, by n
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -13,7 +15,8 @@ import click
 from faults.bugs import BUGS
 from faults.draw import PROFILES
 from gym_ckpt.wire import json
-from sim.campaign import ProgressLine, Summary, campaign, show_failure, summary_line
+from sim.campaign import DOUBLE, ProgressLine, Summary, campaign, show_failure, summary_line
+from sim.history import History
 from sim.picture import html, perfetto
 from sim.replay import Recorded, of_file, recorded, refusal, replay_until, stopped
 from sim.replay import replay as play
@@ -84,33 +87,76 @@ def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_:
 
 
 @click.command(short_help="Run many seeds and judge each.")
-@click.option("--seeds", type=Seeds(), help="A..B: from A up to, and without, B.  [default: 0.. for --seconds 60]")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so many seconds.")
+@click.option("--seeds", type=Seeds(), help="A..B: from A up to, and without, B.  [default: on from the last campaign]")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long.  [default without --seeds: 60]"
+)
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="The same in minutes.")
+@click.option(
+    "--double",
+    type=click.FloatRange(0, 100),
+    default=100 * DOUBLE,
+    show_default=True,
+    metavar="PERCENT",
+    help="Runs to do twice, in another process under another PYTHONHASHSEED, and to compare.",
+)
 @JOBS
 @PROFILE
 @JSON
-def fuzz(seeds: range | None, seconds: float | None, jobs: int | None, profile: str, as_json_: bool) -> None:
-    """Run many seeds over all cores. The first failure is shrunk, shown, and kept for `sim replay`.
+def fuzz(
+    seeds: range | None,
+    seconds: float | None,
+    minutes: float | None,
+    double: float,
+    jobs: int | None,
+    profile: str,
+    as_json_: bool,
+) -> None:
+    """Run many seeds over all cores. Failing plans of earlier campaigns come first, until the code passes them.
+
+    Results are kept in .gym-ckpt/campaigns.sqlite. One failure of each kind is shrunk and kept for `sim replay`; the
+    first is shown. Without --seeds a campaign goes on behind the seeds that this code has already been run with.
 
     \b
     Examples:
       gym-ckpt sim fuzz --seeds 0..2000
-      gym-ckpt sim fuzz --seconds 600 --profile chaos
+      gym-ckpt sim fuzz --minutes 30 --profile chaos
+      gym-ckpt sim fuzz --seeds 0..10000 --double 100
     """
-    if seeds is None:
-        seeds, seconds = range(WITHOUT_END), seconds or 60.0
-    line = ProgressLine(len(seeds) if seconds is None else None)
-    summary = campaign(seeds, profile, seconds=seconds, jobs=jobs, progress=line)
+    if minutes is not None:
+        if seconds is not None:
+            raise click.UsageError("give --seconds or --minutes, not both")
+        seconds = 60 * minutes
+    history, trouble = _history()
+    with history or nullcontext():
+        if seeds is None:
+            seeds, seconds = range(history.next_seed(profile) if history else 0, WITHOUT_END), seconds or 60.0
+        line = ProgressLine(len(seeds) if seconds is None else None, seconds)
+        summary = campaign(
+            seeds, profile, seconds=seconds, jobs=jobs, progress=line, double=double / 100, history=history
+        )
     line.end()
     shown = None if summary.first is None else show_failure(summary.first)
+    for verdict in summary.explained[1:]:
+        show_failure(verdict)
     if as_json_:
         click.echo(summary_line(summary).decode())
     else:
         if shown is not None:
             click.echo(shown + "\n")
         click.echo(summary.words())
+    if trouble is not None:
+        click.echo(trouble, err=True)
     if not summary.ok:
         raise click.exceptions.Exit(FOUND)
+
+
+def _history() -> tuple[History | None, str | None]:
+    """Where results are kept, or why they are not."""
+    try:
+        return History(), None
+    except (sqlite3.Error, OSError) as error:
+        return None, f"results are not kept: {error}"
 
 
 @click.command(short_help="Bring a kept failure back.")
@@ -221,10 +267,10 @@ def _hunt(name: str, summary: Summary, seconds: float) -> dict[str, object]:
         "intent": BUGS[name].intent,
         "ground": BUGS[name].ground,
         "found": bool(failed),
-        "seed": failed[0].seed if failed else None,
+        "seed": failed[0].job.seed if failed else None,
         "seeds": summary.figures.seeds,
         "seconds": round(seconds, 2),
-        "invariant": failed[0].violation.invariant if failed else None,
+        "invariant": failed[0].violation.invariant if failed and failed[0].violation else None,
     }
 
 

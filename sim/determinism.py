@@ -41,6 +41,8 @@ BATCHES_MAX = 200_000
 """Turns of the scheduler at one instant of virtual time that count as a livelock."""
 TURNS_PER_LOOK = 64
 """Turns of the scheduler between two looks at the operating system's events."""
+COLLECT_TURNS = 8_000
+"""Turns of the scheduler after which a long run collects garbage: each life of a node leaves cycles of some 30 kB."""
 _TASKS_NAMED = 20
 
 
@@ -215,8 +217,12 @@ class _Scheduler:
         self._policy = policy
         self._jumps = -1
         self._batches = 0
+        self._turns = 0
 
     def shuffle(self, batch: list[Task]) -> None:
+        self._turns += 1
+        if self._turns % COLLECT_TURNS == 0:
+            gc.collect()  # at the same turn in every process, so that a finalizer runs at the same moment
         if self._reaper.active:
             self._reaper.step()
         if self._jumps != self._clock.jumps:

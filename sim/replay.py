@@ -17,6 +17,7 @@ from sim.report import EVENTS_SHOWN, FAILURES, line_of
 from sim.run import Verdict, run_seed
 from sim.sources import digests, versions
 from sim.stop import Until, stopping
+from sim.twin import TWICE, compared
 from sim.world import World
 
 FILES_NAMED = 6
@@ -27,7 +28,8 @@ FILES_NAMED = 6
 class Recorded:
     """A run to play again. `hash`: of its trace then, None for a plan that never ran.
 
-    `changed`: what is not as it was then, so that the run may go another way.
+    `changed`: what is not as it was then, so that the run may go another way. `twice`: the failure was that it went
+    another way in a second process.
     """
 
     seed: int
@@ -36,6 +38,7 @@ class Recorded:
     bug: str | None = None
     hash: str | None = None
     changed: tuple[str, ...] = ()
+    twice: bool = False
 
 
 def recorded(failure: str, directory: Path = FAILURES) -> Recorded:
@@ -51,7 +54,9 @@ def recorded(failure: str, directory: Path = FAILURES) -> Recorded:
         ) from None
     except ValueError as error:
         raise ConfigError(f"{place}/failure.json is damaged: {error}") from None
-    return Recorded(about["seed"], about["profile"], load(plan), about.get("bug"), about["hash"], _changed(about))
+    twice = any(each["invariant"] == TWICE for each in about["violations"])
+    seed, profile, bug = about["seed"], about["profile"], about.get("bug")
+    return Recorded(seed, profile, load(plan), bug, about["hash"], _changed(about), twice)
 
 
 def of_file(seed: int, plan: Path) -> Recorded:
@@ -65,7 +70,8 @@ def of_file(seed: int, plan: Path) -> Recorded:
 
 def replay(record: Recorded, watch: Callable[[World], None] | None = None) -> Verdict:
     """Run it again."""
-    return run_seed(record.seed, record.profile, plan=record.plan, bug=record.bug, keep_all_rows=True, watch=watch)
+    verdict = run_seed(record.seed, record.profile, plan=record.plan, bug=record.bug, keep_all_rows=True, watch=watch)
+    return compared(verdict) if record.twice and verdict.ok and watch is None else verdict
 
 
 def replay_until(record: Recorded, until: Until) -> Verdict:

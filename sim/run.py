@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from faults.bugs import planted
 from faults.catalogue import Restart
@@ -28,6 +28,7 @@ from sim.cluster import CONTROLLER, Cluster, Options, servers_of, until
 from sim.determinism import park
 from sim.keeper import Comeback, Keeper
 from sim.oracle import Oracle, Violation
+from sim.rare import Rare
 from sim.reference import Reference, reference
 from sim.trace import Row
 from sim.workload import workload
@@ -57,6 +58,8 @@ class Verdict:
     probes: Mapping[str, int]
     rows: tuple[Row, ...] = ()
     bug: str | None = None
+    rare: Mapping[str, int] = field(default_factory=dict)
+    """How often each state of `sim.rare` was seen."""
 
     @property
     def ok(self) -> bool:
@@ -71,6 +74,7 @@ def run_seed(
     bug: str | None = None,
     keep_all_rows: bool = False,
     watch: Callable[[World], None] | None = None,
+    brief: bool = False,
 ) -> Verdict:
     """Run one seed to its end.
 
@@ -78,6 +82,8 @@ def run_seed(
         plan: instead of the one that seed and profile draw.
         bug: one of `faults.bugs`, in force during the run (the undisturbed run to compare with is without it).
         watch: given the world before it runs, to subscribe to its events behind the oracle and before the faults.
+        brief: end soon after something broke; the first violation is the same. A run that does not converge takes
+            hundreds of virtual seconds to say so, and a campaign wants to know only that.
 
     Raises:
         ConfigError: there is no such profile or bug.
@@ -85,7 +91,7 @@ def run_seed(
     chosen = draw(seed, profile) if plan is None else plan
     expected = reference(chosen.setup.workload)
     with nullcontext() if bug is None else planted(bug):
-        return _Run(seed, profile, chosen, expected, keep_all_rows, watch).verdict(bug)
+        return _Run(seed, profile, chosen, expected, keep_all_rows, watch, brief).verdict(bug)
 
 
 class _Run:
@@ -99,8 +105,10 @@ class _Run:
         expected: Reference,
         keep_all_rows: bool,
         watch: Callable[[World], None] | None,
+        brief: bool,
     ) -> None:
         setup = plan.setup
+        self._brief = brief
         self._seed, self._profile, self._plan = seed, profile, plan
         self._injector = Injector(seed, plan, (*servers_of(workload(setup.workload)), CONTROLLER), CONTROLLER)
         self._world = World(seed, self._injector, keep_all_rows=keep_all_rows, tail=TAIL, journalled=setup.journalled)
@@ -117,6 +125,7 @@ class _Run:
         # Whoever looks subscribes before whoever acts.
         self._oracle = Oracle(self._world, self._cluster, expected)
         self._oracle.attach()
+        self._rare = Rare(self._world.trace)
         if watch is not None:
             watch(self._world)
         self._keeper = Keeper(self._world, self._cluster, _comeback(plan.requeue), self._comeback)
@@ -151,6 +160,7 @@ class _Run:
             probes=result.probes,
             rows=result.rows_tail,
             bug=bug,
+            rare=dict(sorted(self._rare.seen.items())),
         )
 
     def _errors(self, failures: Iterable[Failure]) -> list[Violation]:
@@ -159,15 +169,27 @@ class _Run:
     async def _script(self, world: World) -> None:
         world.nodes[OPERATOR].start()
         self._cluster.start()
-        await until(world, lambda: self._keeper.complete, self._plan.chaos_s)
+        await until(world, self._is_over, self._plan.chaos_s)
+        if self._is_enough():
+            return
         world.emit("", "world.healing")
         self._injector.heal()
         self._keeper.heal(whole=self._plan.heal.how == "whole")
-        if await until(world, lambda: self._keeper.complete, LIVENESS_S):
+        over = await until(world, self._is_over, LIVENESS_S)
+        if self._is_enough():
+            return
+        if over:
             world.emit("", "world.complete")
             await self._oracle.finish(self._ports[0])
         else:
             self._late.append(self._incomplete(world))
+
+    def _is_over(self) -> bool:
+        return self._keeper.complete or self._is_enough()
+
+    def _is_enough(self) -> bool:
+        """Something broke, and nobody wants to know what else does."""
+        return self._brief and bool(self._oracle.violations or self._errors(self._world.errors))
 
     def _incomplete(self, world: World) -> Violation:
         cluster = self._cluster

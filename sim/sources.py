@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -20,6 +21,15 @@ def versions() -> dict[str, str]:
     found = {name: metadata.version(name) for name in LIBRARIES}
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, **found, "sources": _digest()}
+
+
+def commit() -> str:
+    """The commit of this checkout, with `+` where it was changed since; empty where git cannot tell."""
+    described = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(described, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def digests() -> dict[str, str]:

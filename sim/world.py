@@ -178,9 +178,11 @@ class World:
             )
         except Stuck as exc:
             self.record("", "stuck", exc, describe(exc))
-        except Exception as exc:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:  # a death that escaped its node, trio's own internal error: this run's failure
             error = exc
-            while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
                 error = error.exceptions[0]
             self.record("", "script", error, describe(error))
         return RunResult(

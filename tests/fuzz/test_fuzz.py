@@ -21,5 +21,5 @@ def test_block(fuzz_block: range, fuzz_profile: str, fuzz_until: float | None) -
         if not block.seeds:
             pytest.skip("the seconds were spent before this block began")
     if block.failed:
-        pytest.fail(show_failure(explained(block.failed[0].seed, fuzz_profile)), pytrace=False)
+        pytest.fail(show_failure(explained(block.failed[0].job.seed, fuzz_profile)), pytrace=False)
     assert sum(block.checked.values()) > 0, "no check looked at anything"

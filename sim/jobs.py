@@ -1,0 +1,155 @@
+"""One seed as a job, what became of it, and the figures of many: what a campaign's workers get and send back.
+
+A job never raises: whatever ends its run, the simulator's own failure included, is a violation of its seed. Must not
+know where jobs run, or what is kept of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from faults.draw import draw
+from faults.plan import Plan, dump, load
+from gym_ckpt.errors import ConfigError
+from sim.oracle import Violation
+from sim.run import Verdict, run_seed
+from sim.shrink import shrink
+from sim.twin import compared
+
+SLOWEST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run. `plan`: as JSON, instead of the drawn one. `twice`: again in another process, and compared.
+
+    `old`: it failed in an earlier campaign.
+    """
+
+    seed: int
+    profile: str
+    bug: str | None = None
+    plan: bytes | None = None
+    twice: bool = False
+    old: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a job. `seconds`: of real time, without the second run. `plan`: of a failing one, as JSON."""
+
+    job: Job
+    seconds: float
+    violation: Violation | None = None
+    plan: bytes | None = None
+    hash: str = ""
+    events: int = 0
+    virtual_s: float = 0.0
+    schedule: str = ""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    probes: Mapping[str, int] = field(default_factory=dict)
+    checked: Mapping[str, int] = field(default_factory=dict)
+    rare: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Figures:
+    """Of many outcomes. `old`: jobs that failed in an earlier campaign; `twice`: runs that were done twice."""
+
+    seeds: int = 0
+    events: int = 0
+    virtual_s: float = 0.0
+    twice: int = 0
+    old: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    probes: Counter[str] = field(default_factory=Counter)
+    checked: Counter[str] = field(default_factory=Counter)
+    rare: Counter[str] = field(default_factory=Counter)
+    schedules: Counter[str] = field(default_factory=Counter)
+    failed: list[Outcome] = field(default_factory=list)
+    slowest: list[tuple[float, int, int]] = field(default_factory=list)
+    """Seconds, seed and events, the slowest first."""
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.events += outcome.events
+        self.virtual_s += outcome.virtual_s
+        self.twice += outcome.job.twice
+        self.old += outcome.job.old
+        self.faults.update(outcome.faults)
+        self.probes.update(outcome.probes)
+        self.checked.update(outcome.checked)
+        self.rare.update(outcome.rare)
+        self.schedules[outcome.schedule] += 1
+        if outcome.violation is not None:
+            self.failed.append(outcome)
+        self.slowest = sorted([*self.slowest, (outcome.seconds, outcome.job.seed, outcome.events)])[: -SLOWEST - 1 : -1]
+
+
+def run_job(job: Job) -> Outcome:
+    """Run it, and judge."""
+    began = time.perf_counter()
+    try:
+        verdict = _run(job, brief=True)
+        spent = time.perf_counter() - began
+        if job.twice and verdict.ok:
+            verdict = compared(verdict)
+    except Exception as error:
+        return lost(job, "RUN-harness", f"{type(error).__name__}: {error}", time.perf_counter() - began)
+    return Outcome(
+        job=job,
+        seconds=spent,
+        violation=next(iter(verdict.violations), None),
+        plan=dump(verdict.plan) if verdict.violations else None,
+        hash=verdict.hash,
+        events=verdict.events,
+        virtual_s=verdict.virtual_s,
+        faults=verdict.faults,
+        probes=verdict.probes,
+        checked=verdict.checked,
+        rare=verdict.rare,
+    )
+
+
+def run_jobs(jobs: Iterable[Job], until: float | None = None) -> Iterator[Outcome]:
+    """One after the other; `until`: on this machine's monotonic clock, when to begin no more."""
+    for job in jobs:
+        if until is not None and time.perf_counter() >= until:
+            return
+        yield run_job(job)
+
+
+def lost(job: Job, name: str, seen: str, seconds: float) -> Outcome:
+    """A run of which nothing came back but how it ended."""
+    try:
+        plan = dump(draw(job.seed, job.profile)) if job.plan is None else job.plan
+    except ConfigError:
+        plan = None
+    violation = Violation(name, 0.0, "", -1, seen[:500], "a run ends, and says how")
+    return Outcome(job, seconds, violation, plan)
+
+
+def explained(seed: int, profile: str, bug: str | None = None, plan: bytes | None = None) -> Verdict:
+    """A failing seed with a plan as small as it gets, and with its whole trace."""
+    verdict = _run(Job(seed, profile, bug, plan), brief=True)
+    twice = verdict.ok
+    if twice:
+        verdict = compared(verdict)
+    wanted = next((each.invariant for each in verdict.violations), None)
+
+    def fails(smaller: Plan) -> bool:
+        found = run_seed(seed, profile, plan=smaller, bug=bug, brief=True)
+        found = compared(found) if twice and found.ok else found
+        return bool(found.violations) and found.violations[0].invariant == wanted
+
+    smallest = verdict.plan if wanted is None else shrink(verdict.plan, fails)
+    whole = run_seed(seed, profile, plan=smallest, bug=bug, keep_all_rows=True)
+    return compared(whole) if twice and whole.ok else whole
+
+
+def _run(job: Job, *, brief: bool) -> Verdict:
+    plan = None if job.plan is None else load(job.plan)
+    return run_seed(job.seed, job.profile, plan=plan, bug=job.bug, brief=brief)

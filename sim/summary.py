@@ -1,0 +1,263 @@
+"""What a campaign says while it runs and at its end, for people and for machines.
+
+Must not know how runs are made or where.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from faults.draw import POINTS
+from gym_ckpt.wire import json
+from sim.jobs import Figures, Outcome
+from sim.rare import RARE
+from sim.report import failure_id, violation_json
+from sim.run import Verdict
+
+ENOUGH_SEEDS = 500
+"""From so many seeds of a mixed profile on, a check that never looked is a failure."""
+MUST_LOOK = tuple(f"INV-{n}" for n in (1, 2, 3, 5, 11, 14, 17, 30, 31, 33, 40, 48, 49, 51, 60, 63, 65, 66))
+"""Checks that a mixed campaign proves nothing without."""
+MIXED = frozenset({"default", "chaos"})
+PROGRESS_S = 0.5
+PROGRESS_PLAIN_S = 10.0
+SHOWN = 10
+_BAR = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A whole campaign. `explained`: one failure of each kind, shrunk, with all its rows, the lowest seed first.
+
+    `number`: in the history; `twice_before`: runs of these sources that earlier campaigns did twice.
+    """
+
+    profile: str
+    bug: str | None
+    figures: Figures
+    seconds: float
+    jobs: int
+    explained: tuple[Verdict, ...] = ()
+    number: int | None = None
+    twice_before: int = 0
+    interrupted: bool = False
+    trouble: tuple[str, ...] = field(default=())
+    """What kept the campaign from keeping its results."""
+
+    @property
+    def first(self) -> Verdict | None:
+        """The failure to show."""
+        return self.explained[0] if self.explained else None
+
+    @property
+    def never_checked(self) -> list[str]:
+        """Checks that looked at nothing in all these seeds."""
+        return [name for name in MUST_LOOK if not self.figures.checked[name]]
+
+    @property
+    def never_reached(self) -> list[str]:
+        """Named points of the code that no seed came by."""
+        return sorted(set(POINTS).difference(self.figures.probes))
+
+    @property
+    def never_seen(self) -> list[str]:
+        """Rare states that no seed was in."""
+        return [name for name in RARE if not self.figures.rare[name]]
+
+    @property
+    def still_failing(self) -> int:
+        """Old failures that fail still."""
+        return sum(outcome.job.old for outcome in self.figures.failed)
+
+    @property
+    def hollow(self) -> bool:
+        """Enough seeds, and still a check that never looked: the campaign proves less than it says."""
+        return self.figures.seeds >= ENOUGH_SEEDS and self.profile in MIXED and bool(self.never_checked)
+
+    @property
+    def ok(self) -> bool:
+        return self.figures.seeds > 0 and not self.figures.failed and not self.hollow
+
+    def as_json(self) -> dict[str, object]:
+        """For machines."""
+        figures = self.figures
+        return {
+            "profile": self.profile,
+            "seeds": figures.seeds,
+            "seconds": round(self.seconds, 3),
+            "jobs": self.jobs,
+            "worlds_per_s": round(figures.seeds / self.seconds, 2) if self.seconds else 0.0,
+            "events": figures.events,
+            "virtual_s": round(figures.virtual_s, 3),
+            "faults": dict(sorted(figures.faults.items())),
+            "schedules": dict(sorted(figures.schedules.items())),
+            "points": dict(sorted(figures.probes.items())),
+            "rare": {name: figures.rare[name] for name in RARE},
+            "checked": dict(sorted(figures.checked.items())),
+            "never_reached": self.never_reached,
+            "never_seen": self.never_seen,
+            "never_checked": self.never_checked,
+            "slowest": [
+                {"seed": seed, "seconds": round(seconds, 3), "events": events}
+                for seconds, seed, events in figures.slowest
+            ],
+            "twice": figures.twice,
+            "twice_before": self.twice_before,
+            "old": {"tried": figures.old, "failing": self.still_failing},
+            "failures": [
+                {"seed": outcome.job.seed, "old": outcome.job.old, **violation_json(outcome.violation)}
+                for outcome in sorted(figures.failed, key=lambda outcome: outcome.job.seed)
+                if outcome.violation is not None
+            ],
+            "replay": None if self.first is None else replay_command(self.first),
+            "campaign": self.number,
+            "interrupted": self.interrupted,
+            "ok": self.ok,
+        }
+
+    def words(self) -> str:
+        """For people: what was done, what came of it, what it did not test, what it cost."""
+        return "\n".join([*self._done(), *self._found(), *self._missed(), *self._cost()])
+
+    def _done(self) -> list[str]:
+        figures = self.figures
+        lines = [
+            f"{figures.seeds} seeds of profile {self.profile} in {self.seconds:.1f} s on {self.jobs} processes"
+            f"{', interrupted' if self.interrupted else ''}: {figures.seeds / max(self.seconds, 1e-9):.1f} worlds/s, "
+            f"{figures.events} events, {figures.virtual_s / 3600:.1f} hours of virtual time"
+        ]
+        if figures.twice or self.twice_before:
+            earlier = f"; {self.twice_before} in earlier campaigns on these sources" if self.twice_before else ""
+            lines.append(f"done twice and compared: {figures.twice}{earlier}")
+        if len(figures.schedules) > 1:
+            lines.append(f"schedules: {_counts(figures.schedules)}")
+        lines.append("faults that struck: " + (_counts(figures.faults) or "none"))
+        return lines
+
+    def _found(self) -> list[str]:
+        figures = self.figures
+        lines = []
+        if figures.old:
+            mended = figures.old - self.still_failing
+            lines.append(f"old failures tried first: {figures.old}, of which {mended} pass now")
+        if figures.failed:
+            shown = ", ".join(map(_failed, figures.failed[:SHOWN]))
+            more = f" and {len(figures.failed) - SHOWN} more" if len(figures.failed) > SHOWN else ""
+            lines.append(f"{len(figures.failed)} failing: {shown}{more}")
+            lines += [f"  {each.violations[0].invariant}: {replay_command(each)}" for each in self.explained[1:]]
+            lines += [line for outcome in self._unexplained() for line in _told(outcome)]
+        else:
+            lines.append("nothing found" if self.ok else "nothing found, but checks that never looked prove nothing")
+        return lines
+
+    def _unexplained(self) -> list[Outcome]:
+        """Kinds of failures of which no run could be shown."""
+        known = {verdict.violations[0].invariant for verdict in self.explained}
+        found = kinds(self.figures.failed, SHOWN)
+        return [each for each in found if each.violation is not None and each.violation.invariant not in known]
+
+    def _missed(self) -> list[str]:
+        seen, reached = len(RARE) - len(self.never_seen), len(POINTS) - len(self.never_reached)
+        lines = [f"points reached: {reached} of {len(POINTS)}; rare states seen: {seen} of {len(RARE)}"]
+        if self.never_reached:
+            lines.append(f"points never reached: {', '.join(self.never_reached)}")
+        if self.never_seen and self.figures.seeds >= ENOUGH_SEEDS:
+            lines += ["never seen:", *(f"  {RARE[name]} ({name})" for name in self.never_seen)]
+        elif self.never_seen:
+            lines.append(f"never seen: {', '.join(self.never_seen)}")
+        if self.never_checked:
+            lines.append(f"checks that never looked: {', '.join(self.never_checked)}")
+        return lines
+
+    def _cost(self) -> list[str]:
+        slow = ", ".join(f"{seed} ({seconds:.1f} s, {events} events)" for seconds, seed, events in self.figures.slowest)
+        lines = [f"slowest seeds: {slow}"] if slow else []
+        if self.number is not None:
+            lines.append(f"kept as campaign {self.number} in .gym-ckpt/campaigns.sqlite")
+        return [*lines, *self.trouble]
+
+
+class ProgressLine:
+    """How far a campaign is: one line on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, total: int | None, seconds: float | None) -> None:
+        self._total = total
+        self._seconds = seconds
+        self._live = sys.stderr.isatty()
+        self._shown = 0.0
+
+    def __call__(self, figures: Figures, seconds: float) -> None:
+        if seconds - self._shown < (PROGRESS_S if self._live else PROGRESS_PLAIN_S):
+            return
+        self._shown = seconds
+        text = progress_text(figures, seconds, self._total, self._seconds)
+        if self._live:
+            text = f"\r\x1b[K{_bar(self._share(figures, seconds))}{text}"
+        print(text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+
+    def _share(self, figures: Figures, seconds: float) -> float | None:
+        if self._seconds is not None:
+            return min(1.0, seconds / self._seconds)
+        return figures.seeds / self._total if self._total else None
+
+    def end(self) -> None:
+        if self._live and self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def progress_text(figures: Figures, seconds: float, total: int | None, limit_s: float | None) -> str:
+    """One line."""
+    parts = [
+        f"{figures.seeds}{'' if total is None else f'/{total}'} seeds",
+        f"{figures.seeds / max(seconds, 1e-9):.1f} worlds/s",
+        f"{sum(figures.faults.values())} faults",
+        f"{len(figures.rare)}/{len(RARE)} rare states",
+        *([f"{figures.twice} twice"] if figures.twice else []),
+        *([f"{max(0.0, limit_s - seconds):.0f} s left"] if limit_s is not None else []),
+        f"{len(figures.failed)} failing",
+    ]
+    return ", ".join(parts)
+
+
+def replay_command(verdict: Verdict) -> str:
+    """What brings a kept failure back."""
+    return f"gym-ckpt sim replay {failure_id(verdict)}"
+
+
+def summary_line(summary: Summary) -> bytes:
+    """The summary as one line of JSON."""
+    return json.dumps(summary.as_json())
+
+
+def kinds(failed: Sequence[Outcome], most: int) -> list[Outcome]:
+    """One of each kind, at most so many, the lowest seed first."""
+    chosen: dict[str, Outcome] = {}
+    for outcome in sorted(failed, key=lambda outcome: outcome.job.seed):
+        if outcome.violation is not None:
+            chosen.setdefault(outcome.violation.invariant, outcome)
+    return sorted(chosen.values(), key=lambda outcome: outcome.job.seed)[:most]
+
+
+def _failed(outcome: Outcome) -> str:
+    name = "" if outcome.violation is None else outcome.violation.invariant
+    return f"{outcome.job.seed} ({name}{', again' if outcome.job.old else ''})"
+
+
+def _told(outcome: Outcome) -> list[str]:
+    job, broken = outcome.job, outcome.violation
+    assert broken is not None, "it has failed"
+    bug = f" --bug {job.bug}" if job.bug else ""
+    return [
+        f"  {broken.invariant}: gym-ckpt sim run --seed {job.seed} --profile {job.profile}{bug}",
+        f"    {broken.seen}",
+    ]
+
+
+def _bar(share: float | None) -> str:
+    return "" if share is None else f"{'█' * round(share * _BAR):░<{_BAR}} {share:4.0%}  "
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
