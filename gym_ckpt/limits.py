@@ -47,6 +47,10 @@ RELEASE_BUDGET_S: Final = 5.0
 
 JSON_DEPTH_MAX: Final = 200
 """Nesting of exported state; deeper is refused with its path instead of a recursion error."""
+TASK_DEPTH_MAX: Final = JSON_DEPTH_MAX - 20
+"""Nesting of a task: messages and session states that hold parts of it go into requests and records."""
+TASK_MAX_BYTES: Final = DATA_BODY_MAX_BYTES // 4
+"""A verification is sent the task, and a conversation that may hold it once more."""
 READ_CHUNK_BYTES: Final = 1024 * 1024
 RECORD_MAX_BYTES: Final = 256 * 1024 * 1024
 DRAIN_S: Final = 10.0
@@ -132,6 +136,8 @@ DISPATCH_LOG_SLACK: Final = 2
 """A dispatch log with more than this many lines per rollout is written anew when a run starts."""
 PREPARE_SHARE: Final = 2 / 3
 """Of what is left of a checkpoint's time: a prepare that may be tried again gets no more, and the retry has some."""
+EPISODE_WORKED_MAX_S: Final = 10 * 366 * 86400.0
+"""Working time that a checkpoint's record of one episode may claim."""
 EPISODE_TIMEOUT_S: Final = 6 * 3600.0
 """Default of `episode_timeout_s`: an episode that hangs on every attempt must come to an end (INV-5)."""
 ONE_SIGTERM_S: Final = 0.1

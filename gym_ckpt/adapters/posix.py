@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar, cast
 
 import anyio.to_thread
@@ -29,22 +30,37 @@ def _sync(fd: int) -> None:
         fcntl.fcntl(fd, _FULL_SYNC)
 
 
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """The system names a file in its errors only where it was given a name, not a descriptor."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = path
+        raise
+
+
 class _File:
     """`ports.File`."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
+        self._path = path
 
     def write(self, data: bytes) -> None:
         rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        with _named(self._path):
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
 
     def fsync(self) -> None:
-        _sync(self._fd)
+        with _named(self._path):
+            _sync(self._fd)
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        with _named(self._path):
+            os.ftruncate(self._fd, size)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -67,15 +83,17 @@ class _FileLock:
 class _Chunks(Iterator[bytes]):
     """The contents of an open file. Closes it at the end, at an error, or when dropped."""
 
-    def __init__(self, fd: int, chunk_bytes: int) -> None:
+    def __init__(self, fd: int, path: str, chunk_bytes: int) -> None:
         self._fd = fd
+        self._path = path
         self._chunk_bytes = chunk_bytes
 
     def __next__(self) -> bytes:
         if self._fd < 0:
             raise StopIteration
         try:
-            chunk = os.read(self._fd, self._chunk_bytes)
+            with _named(self._path):
+                chunk = os.read(self._fd, self._chunk_bytes)
         except OSError:
             self._close()
             raise
@@ -100,16 +118,16 @@ class PosixFileSystem:
         os.mkdir(path)
 
     def create(self, path: str) -> File:
-        return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), path)
 
     def append(self, path: str) -> File:
-        return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666))
+        return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), path)
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
 
     def read_chunks(self, path: str, chunk_bytes: int) -> Iterator[bytes]:
-        return _Chunks(os.open(path, os.O_RDONLY), chunk_bytes)
+        return _Chunks(os.open(path, os.O_RDONLY), path, chunk_bytes)
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)
@@ -136,16 +154,18 @@ class PosixFileSystem:
     def fsync_dir(self, path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _sync(fd)
+            with _named(path):
+                _sync(fd)
         finally:
             os.close(fd)
 
     def try_lock(self, path: str, note: str) -> Lock | None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, note.encode(), 0)
+            with _named(path):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, note.encode(), 0)
         except BlockingIOError:
             os.close(fd)
             return None

@@ -15,7 +15,7 @@ from gym_ckpt.cli.signals import collector_of
 from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, ProtocolError
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest, verify_checkpoint
-from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, read_pointer
+from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, read_or_rebuilt
 from gym_ckpt.storage.records import verified_records
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
@@ -99,12 +99,8 @@ def _finish(job: Job[T], fs: FileSystem) -> T:
 
 
 def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
-    problems: list[str] = []
-    pointer = None
-    try:
-        pointer = read_pointer(fs, run_dir)
-    except InvalidCheckpointState as error:
-        problems.append(error.detail)
+    pointer, damage = read_or_rebuilt(fs, run_dir)
+    problems = [] if damage is None else [damage]
     names = checkpoint_names(fs, run_dir)
     if not names and pointer is None and not problems and not fs.exists(layout.run_file(run_dir)):
         raise ConfigError(f"{run_dir}: holds no checkpoints and no run; give the collector's checkpoint_dir")

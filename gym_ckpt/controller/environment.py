@@ -1,7 +1,8 @@
 """One `/run` on the environment server, and what its outcome means.
 
 A reply of any kind releases the episode on the servers; no reply means that it may still run, so that it must be
-retired (INV-93). It must not know what happens next to the row.
+retired (INV-93). A 409 is no reply of the episode: the server says that this attempt runs, has run or is retired there,
+which a controller that lost its dispatch log does not know. It must not know what happens next to the row.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from gym_ckpt.ports import HttpClient, Reply
 from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+
+CONFLICT = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No reply: the episode may have run, may be running, may never have begun."""
+    """No reply of this episode: it may have run, may be running, may never have begun."""
 
     reason: str
 
@@ -53,7 +56,7 @@ async def run_episode(http: HttpClient, url: str, episode: EpisodeId, task: byte
     return _read(reply)
 
 
-def _read(reply: Reply) -> Finished | Failed:
+def _read(reply: Reply) -> Finished | Failed | Lost:
     try:
         value = json.loads(reply.body)
     except ValueError as error:
@@ -61,8 +64,10 @@ def _read(reply: Reply) -> Finished | Failed:
     if reply.status != 200:
         typed = value.get("error") if isinstance(value, dict) else None
         if isinstance(typed, dict):
-            return Failed(f"HTTP {reply.status} {typed.get('code')}: {typed.get('detail')}"[:REASON_MAX_CHARS])
-        return Failed(f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}")
+            text = f"HTTP {reply.status} {typed.get('code')}: {typed.get('detail')}"[:REASON_MAX_CHARS]
+        else:
+            text = f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}"
+        return Lost(text) if reply.status == CONFLICT else Failed(text)
     if isinstance(value, dict) and value.get("status") == "finished" and isinstance(value.get("result"), dict):
         return Finished(value["result"])
     if isinstance(value, dict) and value.get("status") == "failed":

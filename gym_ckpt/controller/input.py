@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
 from gym_ckpt.errors import ConfigError, InvalidRolloutId, NotLossless
-from gym_ckpt.limits import LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES
+from gym_ckpt.limits import LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES, TASK_DEPTH_MAX, TASK_MAX_BYTES
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import reason
 from gym_ckpt.storage.lines import LineTooLong, split_lines
@@ -86,6 +86,9 @@ def _row(line: bytes, where: str) -> tuple[str, bytes]:
     if not isinstance(task, dict):
         raise ConfigError(f"{where}: task must be an object")
     try:
-        return row_id, json.dumps(task)
+        encoded = json.dumps(task, depth_max=TASK_DEPTH_MAX)
     except NotLossless as error:
         raise ConfigError(f"{where}: task {error}") from None
+    if len(encoded) > TASK_MAX_BYTES:
+        raise ConfigError(f"{where}: task of {len(encoded)} bytes, and {TASK_MAX_BYTES} are the most")
+    return row_id, encoded

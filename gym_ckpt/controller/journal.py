@@ -16,7 +16,7 @@ from gym_ckpt.errors import InvalidCheckpointState, InvalidRolloutId
 from gym_ckpt.limits import DISPATCH_LOG_SLACK
 from gym_ckpt.ports import Disk
 from gym_ckpt.storage.appendlog import AppendLog, rewritten
-from gym_ckpt.types import EpisodeId
+from gym_ckpt.types import ATTEMPT_MAX, EpisodeId
 from gym_ckpt.wire import json
 
 
@@ -88,6 +88,9 @@ def episode_of(row: dict[str, Any], path: str) -> EpisodeId:
     if not isinstance(rollout_id, str) or type(attempt) is not int:
         raise InvalidCheckpointState(f"{path}: a line names no rollout_id and attempt; remove that line")
     try:
-        return EpisodeId.checked(rollout_id, attempt)
+        episode = EpisodeId.checked(rollout_id, attempt)
     except InvalidRolloutId as error:
         raise InvalidCheckpointState(f"{path}: {error}; remove that line") from None
+    if attempt == ATTEMPT_MAX:
+        raise InvalidCheckpointState(f"{path}: no attempt comes after {episode}; remove that line")
+    return episode

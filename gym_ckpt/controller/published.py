@@ -18,7 +18,7 @@ from gym_ckpt.ports import Disk, FileSystem, Job
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.publication import published, read_collection
 from gym_ckpt.storage.verify import verify_checkpoint
-from gym_ckpt.types import EpisodeId
+from gym_ckpt.types import ATTEMPT_MAX, EpisodeId
 from gym_ckpt.wire.messages import EpisodeRef, refs, scope_of
 
 COLLECTION_SCHEMA = 1
@@ -101,7 +101,7 @@ async def newest_valid(
     found = await disk.run(published(run_dir))
     problems = [] if found.damage is None else [found.damage]
     for problem in problems:
-        say(f"the pointer cannot be used, looking at the checkpoints themselves: {problem}")
+        say(f"no pointer can be used, looking at the checkpoints themselves: {problem}")
     for checkpoint_id in found.checkpoint_ids:
         try:
             source = await _checked(disk, run_dir, checkpoint_id, run)
@@ -126,6 +126,9 @@ async def _checked(disk: Disk, run_dir: str, checkpoint_id: str, run: str) -> So
         continued = scope_of(file.continued)
     except (msgspec.ValidationError, InvalidRolloutId) as error:
         raise InvalidCheckpointState(f"{path}: {error}") from None
+    last = next((episode for episode in continued if episode.attempt >= ATTEMPT_MAX), None)
+    if last is not None:
+        raise InvalidCheckpointState(f"{path}: no attempt comes after {last}")
     if file.collection_schema != COLLECTION_SCHEMA:
         raise InvalidCheckpointState(f"{path}: schema {file.collection_schema} is not {COLLECTION_SCHEMA}")
     if file.run != run:

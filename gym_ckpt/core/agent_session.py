@@ -52,6 +52,19 @@ class SessionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why the session is over, when it is: the model's reason, or `max_steps`."""
 
 
+def flaw(state: SessionState) -> str | None:
+    """Why this is no boundary that a session can be at; None when it is one. For state that comes from a file."""
+    if state.finish_reason is not None and state.pending:
+        return "it is over and has tool calls to do"
+    if min(state.tool_steps, state.revision, 0) < 0:
+        return f"tool_steps {state.tool_steps} and revision {state.revision} count from 0"
+    if any(min(call.prompt_tokens, call.completion_tokens) < 0 for call in state.calls):
+        return "a model call has less than no tokens"
+    if len({call.model_call_id for call in state.calls}) < len(state.calls):
+        return "a model call comes twice"
+    return None
+
+
 def next_tool(state: SessionState) -> ToolCall | None:
     """The tool call to do next; None when a model call comes next or the session is over."""
     return state.pending[0] if state.pending else None

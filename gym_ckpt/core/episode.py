@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from gym_ckpt.limits import EPISODE_WORKED_MAX_S
 from gym_ckpt.wire import json
 
 
@@ -68,8 +69,28 @@ def task_digest(task: dict[str, Any]) -> str:
 
 def begin(task: dict[str, Any], *, judge: bool) -> EpisodeState:
     """An episode that starts from its input. `judge`: another server verifies too."""
-    steps = tuple(step for step in Step if judge or step is not Step.JUDGE)
-    return EpisodeState(task_digest(task), steps)
+    return EpisodeState(task_digest(task), _steps(judge))
+
+
+def _steps(judge: bool) -> tuple[Step, ...]:
+    return tuple(step for step in Step if judge or step is not Step.JUDGE)
+
+
+def flaw(state: EpisodeState, *, judge: bool) -> str | None:
+    """Why this is no boundary that an episode can be at; None when it is one. For state that comes from a file."""
+    if (Step.JUDGE in state.steps) != judge:
+        return "its checkpoint and this configuration differ about a verifier"
+    if state.steps != _steps(judge):
+        return "its steps are not those of an episode"
+    if not 0 <= state.done < len(state.steps):
+        return f"step {state.done} does not exist"
+    results = {Step.SEED: state.seeded, Step.WORK: state.worked, Step.VERIFY: state.verified, Step.JUDGE: state.judged}
+    for step, result in results.items():
+        if (result is not None) != (step in state.steps[: state.done]):
+            return f"step {step} is {'not done and has a result' if result is not None else 'done and has no result'}"
+    if not 0 <= state.worked_s <= EPISODE_WORKED_MAX_S:
+        return f"it has worked for {state.worked_s:g} s"
+    return None
 
 
 def next_step(state: EpisodeState) -> Step | None:

@@ -27,7 +27,7 @@ from gym_ckpt.wire.digests import StagedCall, chain_hash, cumulative_hash
 from gym_ckpt.wire.messages import plain
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class LedgerRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

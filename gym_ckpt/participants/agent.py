@@ -8,7 +8,6 @@ at the boundary before the call (INV-15). An answer that has started is on the w
 from __future__ import annotations
 
 import math
-import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, next_tool
+from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, flaw, next_tool
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, PeerLost, StaleAttempt
 from gym_ckpt.participants.completions import StreamedCompletion, whole
 from gym_ckpt.participants.model import (
@@ -32,7 +31,7 @@ from gym_ckpt.participants.model import (
 from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
 from gym_ckpt.ports import Headers, Ports
 from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, tagged
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_cookie_value, tagged
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
@@ -42,7 +41,6 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import decode, encode, plain
 
 CLAIM_PATH = "/v1/agent_sessions/claim"
-_COOKIE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 
 
 class OpenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -136,7 +134,7 @@ class AgentParticipant(Participant):
         """Open the episode's session; repeated, it answers with the one that is open."""
         episode = request.required_episode()
         body = await request.typed(OpenRequest)
-        if not _COOKIE.fullmatch(body.cookie) or not _is_origin(body.resources_url):
+        if not is_cookie_value(body.cookie) or not _is_origin(body.resources_url):
             raise InvalidRequest("cookie must be a cookie's value, and resources_url http://host:port")
         async with self.admission.enter(episode) as work:
             await work.begin()
@@ -330,9 +328,14 @@ class AgentParticipant(Participant):
     async def check(self, records: Sequence[Record]) -> None:
         for record in records:
             try:
-                msgspec.convert(record.state, _Exported)
+                exported = msgspec.convert(record.state, _Exported)
             except msgspec.ValidationError as error:
                 raise InvalidCheckpointState(f"agent session of {record.episode.key}: {error}") from None
+            wrong = flaw(exported.state)
+            if not is_cookie_value(exported.opened.cookie) or not _is_origin(exported.opened.resources_url):
+                wrong = "its cookie or its resources server is none"
+            if wrong is not None:
+                raise InvalidCheckpointState(f"agent session of {record.episode.key}: {wrong}")
 
     def saved(self, records: Sequence[Record]) -> dict[str, int]:
         calls = [call for record in records for call in record.state["state"]["calls"]]

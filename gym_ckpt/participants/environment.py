@@ -23,7 +23,7 @@ from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cookie_in, tagged
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cookie_in, is_cookie_value, tagged
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
@@ -301,12 +301,11 @@ class EnvironmentParticipant(Participant):
                 state = msgspec.convert(record.state, EpisodeState)
             except msgspec.ValidationError as error:
                 raise InvalidCheckpointState(f"episode {record.episode.key}: {error}") from None
-            if not 0 <= state.done < len(state.steps):
-                raise InvalidCheckpointState(f"episode {record.episode.key}: step {state.done} does not exist")
-            if (Step.JUDGE in state.steps) != (self._verifier_url is not None):
-                raise InvalidCheckpointState(
-                    f"episode {record.episode.key}: its checkpoint and this configuration differ about a verifier"
-                )
+            wrong = machine.flaw(state, judge=self._verifier_url is not None)
+            if state.seeded is not None and not is_cookie_value(state.seeded.cookie):
+                wrong = "its session's cookie is none"
+            if wrong is not None:
+                raise InvalidCheckpointState(f"episode {record.episode.key}: {wrong}")
 
     async def install(self, records: Sequence[Record]) -> None:
         for record in records:

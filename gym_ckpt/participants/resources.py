@@ -19,7 +19,7 @@ from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
 from gym_ckpt.limits import IDEMPOTENCY_KEYS_KEPT
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_cookie_value
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
@@ -226,9 +226,16 @@ class ResourcesParticipant(Participant):
         return {"session_id": session.session_id, "revision": session.revision, "state": state}
 
     async def check(self, records: Sequence[Record]) -> None:
+        owners: dict[str, EpisodeId] = {}
         for record in records:
             try:
-                await self._gym.check_session_state(msgspec.convert(record.state, _Exported).state)
+                exported = msgspec.convert(record.state, _Exported)
+                if not is_cookie_value(exported.session_id) or exported.revision < 0:
+                    raise ValueError("its session_id is no cookie's value, or its revision below 0")
+                owner = owners.setdefault(exported.session_id, record.episode)
+                if owner != record.episode:  # one cookie would open the other's session
+                    raise ValueError(f"its session_id is that of {owner.key}")
+                await self._gym.check_session_state(exported.state)
             except (ValueError, msgspec.ValidationError) as error:
                 raise InvalidCheckpointState(f"session of {record.episode.key}: {error}") from None
 

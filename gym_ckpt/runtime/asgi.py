@@ -26,6 +26,7 @@ from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, encode, error_reply
 EPISODE = "gym_ckpt.episode"
 """Scope key under which the context middleware leaves the `EpisodeId` of a tagged call."""
 
+_COOKIE_VALUE = re.compile(r"[!#-+\--:<-\[\]-~]+")
 M = TypeVar("M", bound=msgspec.Struct)
 T = TypeVar("T")
 
@@ -249,6 +250,11 @@ def episode_context(app: ASGIApp) -> ASGIApp:
 def tagged(base_url: str, episode: EpisodeId, path: str) -> str:
     """URL of `path` on a server, below the episode's prefix."""
     return f"{base_url}{ROLLOUT_PREFIX}{episode.key}{path}"
+
+
+def is_cookie_value(text: str) -> bool:
+    """Whether `text` can be sent as a cookie's value, as it is."""
+    return _COOKIE_VALUE.fullmatch(text) is not None
 
 
 def cookie_in(text: str, name: str) -> str | None:

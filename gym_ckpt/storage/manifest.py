@@ -10,12 +10,12 @@ import errno
 
 import msgspec
 
-from gym_ckpt.errors import InvalidCheckpointState
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import NO_LINKS, Steps, discard, read_bounded, reason
-from gym_ckpt.types import Kind
+from gym_ckpt.types import Kind, check_checkpoint_id
 from gym_ckpt.wire import json
 
 SCHEMA_VERSION = 1
@@ -92,6 +92,11 @@ def read(fs: FileSystem, directory: str) -> Manifest | None:
         raise damaged(path, "records_file and records_sha256 do not belong together")
     if manifest.record_count < 0:
         raise damaged(path, f"record_count is {manifest.record_count}")
+    try:
+        check_checkpoint_id(manifest.checkpoint_id)
+        layout.check_instance(manifest.instance)
+    except (InvalidRequest, ConfigError) as error:
+        raise damaged(path, str(error)) from None
     return manifest
 
 

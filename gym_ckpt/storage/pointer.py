@@ -40,7 +40,7 @@ def read_pointer(fs: FileSystem, run_dir: str) -> Pointer | None:
         InvalidCheckpointState: it is there and cannot be used.
     """
     path = layout.latest(run_dir)
-    mend = "remove it to start over, or name the checkpoint to restore"
+    mend = "remove it, and a restart looks at the checkpoints themselves"
     try:
         value = json.loads(read_bounded(fs, path, MANIFEST_MAX_BYTES))
         pointer = msgspec.convert(value, Pointer, strict=True)
@@ -79,6 +79,25 @@ def read_collection_file(fs: FileSystem, run_dir: str, checkpoint_id: str) -> di
     if type(value.get("sequence")) is not int or value["sequence"] < 1:
         raise damaged(path, "has no sequence number")
     return value
+
+
+def read_or_rebuilt(fs: FileSystem, run_dir: str) -> tuple[Pointer | None, str | None]:
+    """The pointer; where it is damaged or missing, what it may have said, and why it cannot be used.
+
+    Missing, it was lost, or a crash came just before the first one was written. A collection is written once the
+    records of all participants are durable, so that a checkpoint with one is as good as one that was named.
+    """
+    try:
+        pointer = read_pointer(fs, run_dir)
+    except InvalidCheckpointState as error:
+        return rebuilt(fs, run_dir), error.detail
+    if pointer is not None:
+        return pointer, None
+    lost = rebuilt(fs, run_dir)
+    if lost is None:
+        return None, None
+    mend = "remove these too to start over"
+    return lost, damaged(layout.latest(run_dir), "is missing, and there are checkpoints", mend).detail
 
 
 def rebuilt(fs: FileSystem, run_dir: str) -> Pointer | None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 
-from gym_ckpt.errors import InvalidCheckpointState
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import Steps, reason
-from gym_ckpt.storage.pointer import checkpoint_names, read_pointer
+from gym_ckpt.storage.pointer import checkpoint_names, read_pointer, rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def forget_all(run_dir: str) -> Job[Pruned]:
     """Remove every checkpoint of a run that starts over, the pointer first.
 
     Raises (by the job):
+        ConfigError: a checkpoint is still there whole, so that a restart would continue it.
         OSError: the pointer could not be removed durably; then nothing else was.
     """
 
@@ -79,6 +80,11 @@ def forget_all(run_dir: str) -> Job[Pruned]:
         for name in checkpoint_names(fs, run_dir):
             if (yield from sweep.checkpoint(layout.checkpoint_dir(run_dir, name))):
                 removed.append(name)  # noqa: PERF401  (a comprehension cannot yield)
+        left = rebuilt(fs, run_dir)
+        if left is not None:
+            where = layout.checkpoint_dir(run_dir, left.checkpoint_id)
+            why = f" ({sweep.failed[0]})" if sweep.failed else ""
+            raise ConfigError(f"{where} cannot be removed{why}: to start over, remove it, or choose another directory")
         yield from sweep.files(run_dir, layout.is_temporary)
         return Pruned(tuple(removed), tuple(sweep.failed))
 

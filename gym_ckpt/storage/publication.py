@@ -17,7 +17,14 @@ from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest
 from gym_ckpt.storage.files import Steps, make_dirs, replace
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, damaged
-from gym_ckpt.storage.pointer import Pointer, checkpoint_names, read_collection_file, read_pointer, rebuilt
+from gym_ckpt.storage.pointer import (
+    Pointer,
+    checkpoint_names,
+    read_collection_file,
+    read_or_rebuilt,
+    read_pointer,
+    rebuilt,
+)
 from gym_ckpt.wire import json
 
 
@@ -124,19 +131,11 @@ def _sync_participants(fs: FileSystem, directory: str, checkpoint_id: str) -> St
 
 
 def published(run_dir: str) -> Job[Published]:
-    """Published checkpoints that are still there, newest first.
-
-    Where the pointer is damaged, every checkpoint with a sound collection counts, and `damage` says so.
-    """
+    """Published checkpoints that are still there, newest first; see `read_or_rebuilt`."""
 
     def job(fs: FileSystem) -> Generator[str, None, Published]:
         yield "publish.read"
-        damage = None
-        try:
-            pointer = read_pointer(fs, run_dir)
-        except InvalidCheckpointState as error:
-            damage = error.detail
-            pointer = rebuilt(fs, run_dir)
+        pointer, damage = read_or_rebuilt(fs, run_dir)
         names = pointer.published if pointer else []
         return Published(tuple(name for name in names if fs.is_dir(layout.checkpoint_dir(run_dir, name))), damage)
 

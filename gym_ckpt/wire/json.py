@@ -32,25 +32,27 @@ _SORTED: Final = json.JSONEncoder(
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
+def dumps(value: Any, *, sort_keys: bool = False, depth_max: int = JSON_DEPTH_MAX) -> bytes:
     """Compact UTF-8 JSON of `value`, on one line. Takes time linear in the size of what is written.
+
+    `depth_max`: less than `JSON_DEPTH_MAX` for what is to be put into something else.
 
     Raises:
         NotLossless: naming the path of the first value that JSON cannot carry: another type than dict with str keys,
             list, str, int, float, bool and None (subclasses too: they would come back as their base); a lone
-            surrogate; nesting over `JSON_DEPTH_MAX`; an integer over `JSON_INT_DIGITS_MAX` digits; over
+            surrogate; nesting over `depth_max`; an integer over `JSON_INT_DIGITS_MAX` digits; over
             `JSON_ITEMS_MAX` items.
     """
-    if type(value) not in _ATOMS and not _clean(value):
-        raise _certain(_fault(value))
+    if type(value) not in _ATOMS and not _clean(value, depth_max):
+        raise _certain(_fault(value, depth_max))
     try:
         text = (_SORTED if sort_keys else _AS_IS).encode(value)
         data = text.encode()
     except ValueError:  # a surrogate, or an integer that the interpreter does not print
-        raise _certain(_fault(value)) from None
+        raise _certain(_fault(value, depth_max)) from None
     if not 0 < sys.get_int_max_str_digits() <= JSON_INT_DIGITS_MAX and _LONG_NUMBER.search(data):
         # This interpreter prints what one with the usual limit could not read.
-        fault = _fault(value)
+        fault = _fault(value, depth_max)
         if fault is not None:
             raise fault
     return data
@@ -99,13 +101,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _clean(value: Any) -> bool:
+def _clean(value: Any, depth_max: int) -> bool:
     """The quick check: does container `value` hold only what JSON carries? It keeps no path; `_fault` finds one."""
     stack = [(value, 1)]
     items = 0
     while stack:
         container, depth = stack.pop()
-        if depth > JSON_DEPTH_MAX:
+        if depth > depth_max:
             return False
         if type(container) is dict:
             if not _KEYS.issuperset(map(type, container)):
@@ -132,13 +134,13 @@ def _certain(fault: NotLossless | None) -> NotLossless:
     return fault
 
 
-def _fault(value: Any) -> NotLossless | None:
+def _fault(value: Any, depth_max: int) -> NotLossless | None:
     """The first value in document order that `dumps` must refuse, if any."""
     stack: list[tuple[Any, str, int]] = [(value, "$", 1)]
     items = 0
     while stack:
         item, path, depth = stack.pop()
-        why = _why(item, depth)
+        why = _why(item, depth, depth_max)
         if why is not None:
             return NotLossless(path, why)
         if type(item) is dict:
@@ -159,7 +161,7 @@ def _fault(value: Any) -> NotLossless | None:
     return None
 
 
-def _why(item: Any, depth: int) -> str | None:
+def _why(item: Any, depth: int, depth_max: int) -> str | None:
     """What is wrong with `item` itself, its children aside."""
     kind = type(item)
     if kind is str:
@@ -169,7 +171,7 @@ def _why(item: Any, depth: int) -> str | None:
     if kind in _ATOMS:
         return None
     if kind is dict or kind is list:
-        return f"nested deeper than {JSON_DEPTH_MAX} levels" if depth > JSON_DEPTH_MAX else None
+        return f"nested deeper than {depth_max} levels" if depth > depth_max else None
     base = next((known.__name__ for known in (bool, int, float, str, dict, list) if isinstance(item, known)), None)
     if base is not None:
         return f"{kind.__module__}.{kind.__qualname__} would come back as a plain {base}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Meta
 
 from gym_ckpt.errors import InvalidRequest, ProtocolError
 from gym_ckpt.limits import BLOCKERS_SHOWN
-from gym_ckpt.types import EpisodeId, check_checkpoint_id, check_rollout_id
+from gym_ckpt.types import ATTEMPT_MAX, EpisodeId, check_checkpoint_id, check_rollout_id
 from gym_ckpt.wire import json
 
 CONTROL_PREFIX = "/ng-control/v1/checkpoint/"
@@ -211,6 +212,23 @@ def scope_of(refs: Iterable[EpisodeRef]) -> tuple[EpisodeId, ...]:
         InvalidRolloutId: a malformed id.
     """
     return tuple(sorted({ref.checked() for ref in refs}))
+
+
+def continued_of(request: RestoreRequest) -> tuple[EpisodeId, ...]:
+    """The scope of a restore: of one rollout one attempt, and one that has a next.
+
+    Raises:
+        InvalidRequest: it names two of one, or the last that there is.
+        InvalidRolloutId: a malformed id.
+    """
+    scope = scope_of(request.episode_ids)
+    for one, other in pairwise(scope):
+        if one.rollout_id == other.rollout_id:
+            raise InvalidRequest(f"{one.rollout_id} is named at attempts {one.attempt} and {other.attempt}")
+    last = next((episode for episode in scope if episode.attempt >= ATTEMPT_MAX), None)
+    if last is not None:
+        raise InvalidRequest(f"no attempt comes after {last}")
+    return scope
 
 
 def directory_of(request: CommitRequest | RestoreRequest) -> str:

@@ -108,6 +108,14 @@ def test_a_link_is_a_second_name_and_never_replaces(arm: Arm) -> None:
     assert content(arm.other, b) == b"x"
 
 
+def test_an_error_names_its_file(arm: Arm) -> None:
+    """Also where the system was given a descriptor only."""
+    arm.fs.mkdir(f"{arm.root}/d")
+    with pytest.raises(IsADirectoryError) as caught:
+        content(arm.fs, f"{arm.root}/d")
+    assert caught.value.filename == f"{arm.root}/d"
+
+
 def test_directories(arm: Arm) -> None:
     inner = f"{arm.root}/d/inner"
     arm.fs.mkdir(f"{arm.root}/d")

@@ -5,7 +5,7 @@ Each test looks for the events that make it the situation of its title, so that 
 
 from __future__ import annotations
 
-from faults.catalogue import At, Crash, DiskError, Fault, Lose, OnPhase, OnRow, Restart, Signal
+from faults.catalogue import At, Crash, CrashAtStep, DiskError, Fault, Lose, OnPhase, OnRow, Restart, Signal
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.ports import Ports
@@ -54,6 +54,13 @@ def test_a_checkpoint_under_way_is_lost_and_the_one_before_is_restored() -> None
     verdict = play(Crash(EVERYTHING, OnPhase("committed", 7), WHOLE))
     first, *_ = [row.fields["checkpoint_id"] for row in seen(verdict, "collector.published")]
     assert [row.fields["checkpoint_id"] for row in seen(verdict, "collector.restored")] == [first]
+
+
+def test_a_crash_between_the_first_collection_and_the_first_pointer_continues_all_the_same() -> None:
+    """No pointer names the checkpoint, and every record of it is durable. The same after a pointer that was lost."""
+    verdict = play(CrashAtStep("controller", 3, "files.rename", "before", WHOLE, everything=True))
+    assert any("LATEST: is missing" in row.fields["text"] for row in seen(verdict, "collector.message"))
+    assert len(seen(verdict, "collector.restored")) == 1 and continued(verdict)
 
 
 def test_a_restore_that_one_server_cannot_do_is_undone_everywhere() -> None:

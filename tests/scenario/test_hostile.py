@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from gym_ckpt.core.agent_session import ToolCall
+from gym_ckpt.limits import TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import _refusal
 from gym_ckpt.ports import Reply
 from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.cluster import SERVERS, TOKEN, Cluster, Options, until
 from sim.workload import workload
@@ -49,6 +51,20 @@ def test_a_task_nested_too_deeply_is_refused_and_kills_nobody() -> None:
         body = b'{"episode_id":{"rollout_id":"r"},"task":' + task + b"}"
         reply = await ask("environment", tagged("", R, "/run"), body)
         assert reply.status == 400 and b"invalid_request" in reply.body
+
+    ask_servers(story)
+
+
+def test_a_task_as_deep_as_an_input_may_hold_runs_to_its_end() -> None:
+    """What its messages and states become part of is deeper still."""
+
+    async def story(ask: Ask, _: World) -> None:
+        depth = TASK_DEPTH_MAX - 3
+        part = b'{"a":' * depth + b"1" + b"}" * depth
+        task = b'{"messages":[{"role":"user","content":"count","more":' + part + b"}]}"
+        body = b'{"episode_id":{"rollout_id":"r"},"task":' + task + b"}"
+        reply = await ask("environment", tagged("", R, "/run"), body)
+        assert (reply.status, json.loads(reply.body)["status"]) == (200, "finished"), reply.body
 
     ask_servers(story)
 

@@ -86,6 +86,8 @@ class FakeGym:
             await anyio.sleep_forever()
         if how == "lose":
             raise PeerLost("reset")
+        if how == "runs":
+            return Reply(409, (), b'{"error":{"code":"refused","detail":"the attempt runs or has run already"}}')
         if how == "http500":
             return Reply(500, (), b"oops")
         self.done.setdefault(episode, self.steps if how == "late" else 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gym_ckpt.errors import ConfigError, NotCheckpointable
+from gym_ckpt.limits import TASK_MAX_BYTES
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +101,10 @@ async def test_two_live_collectors_do_not_write_one_output(bench: Bench) -> None
         ('{"id": "x", "task": ', ":7: not JSON"),
         ('{"id": "x", "task": {}, "extra": 1}', ":7: a row is"),
         ('{"id": "x", "task": 7}', ":7: task must be an object"),
+        ('{"id": "x", "task": ' + '{"a":' * 181 + "1" + "}" * 182, ":7: task .*nested deeper than 180 levels"),
+        ('{"id": "x", "task": {"a": "' + "b" * TASK_MAX_BYTES + '"}}', f":7: task of {TASK_MAX_BYTES + 8} bytes"),
     ],
+    ids=lambda text: text[:40],
 )
 async def test_a_bad_input_is_refused_by_line_before_anything_starts(bench: Bench, line: str, complaint: str) -> None:
     with (bench.folder / "in.jsonl").open("a") as out:

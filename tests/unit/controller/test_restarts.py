@@ -130,6 +130,58 @@ async def test_with_no_valid_checkpoint_it_refuses_to_start_over_unless_told(ben
     bench.check_whole()
 
 
+async def test_a_lost_pointer_falls_back_to_the_newest_checkpoint_and_says_so(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def two() -> None:
+        await gym.busy.wait()
+        for count in (1, 2):
+            bench.signals.send("SIGUSR1")
+            await bench.until_published(count)
+
+    await bench.crash(gym, two)
+    newest = bench.published()
+    (bench.directory / "LATEST").unlink()
+    gym = gym_of()
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.summary.continued == bench.rows
+    assert any("LATEST: is missing, and there are checkpoints" in line for line in bench.recorder.lines)
+    assert any(f"restored from checkpoint {newest}" in line for line in bench.recorder.lines)
+    bench.check_whole()
+
+
+async def test_without_a_pointer_and_with_no_valid_checkpoint_it_refuses_to_start_over(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    for manifest in (bench.directory / "checkpoints" / bench.published()).rglob("manifest.json"):
+        manifest.write_bytes(manifest.read_bytes()[:20])
+    (bench.directory / "LATEST").unlink()
+    with pytest.raises(InvalidCheckpointState, match="start_over"):
+        await bench.run(gym_of(), resume_from_cache=True)
+
+
+async def test_without_its_dispatch_log_a_run_retires_what_the_servers_say_runs_already(bench: Bench) -> None:
+    """A run directory that was put back without the log: attempts begin at 0, and a server knows better."""
+    gym = gym_of()
+    gym.failing = {"row-1": ["runs"], "row-2": ["runs"] * 4}
+    outcome = await bench.run(gym, max_attempts=1)
+    assert outcome.exit_code == 0, "none of them is a failure of the row"
+    bench.check_whole()
+    assert bench.failures() == []
+    retired = [episode for batch in gym.asked("retire") for episode in batch]
+    assert retired == [EpisodeId("row-1"), *(EpisodeId("row-2", attempt) for attempt in range(4))]
+    assert {row["rollout_id"]: row["attempt"] for row in bench.written()}["row-2"] == 4
+
+
+@pytest.mark.parametrize("name", ["dispatched.jsonl", "out.jsonl"])
+async def test_an_attempt_that_has_no_next_is_damage(bench: Bench, name: str) -> None:
+    await stop_in_the_middle(bench)
+    path = bench.output if name == "out.jsonl" else bench.directory / name
+    with path.open("a") as out:
+        out.write('{"rollout_id": "row-1", "attempt": 1000000000}\n')
+    with pytest.raises(InvalidCheckpointState, match=f"{name}: no attempt comes after row-1-a1000000000"):
+        await bench.run(gym_of(), resume_from_cache=True)
+
+
 async def test_starting_anew_forgets_checkpoints_and_rows_but_not_what_may_still_run(bench: Bench) -> None:
     await stop_in_the_middle(bench)
     gym = gym_of()

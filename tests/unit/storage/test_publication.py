@@ -8,9 +8,10 @@ import random
 
 import pytest
 
-from gym_ckpt.errors import CheckpointConflict, InvalidCheckpointState
+from gym_ckpt.errors import CheckpointConflict, ConfigError, InvalidCheckpointState
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import files, forget_all, latest, layout, prune, publish, published, read_collection
+from gym_ckpt.storage.publication import Published
 from gym_ckpt.types import Kind
 from sim.disk import SimFileSystem
 from tests.unit.storage.driver import (
@@ -278,6 +279,42 @@ def test_prune_leaves_foreign_files_and_protected_checkpoints_alone() -> None:
     assert temporaries(disk) == [f"{RUN}/notes.tmp"]
     assert layout.collection(layout.checkpoint_dir(RUN, "c1")) not in tree
     assert {path.split("/")[4] for path in tree if "/gym/" in path} == {"c2", "c3", "open"}
+
+
+def test_a_lost_pointer_is_said_and_rebuilt() -> None:
+    disk, tokens = with_first(0, journalled=True)
+    checkpoint(disk, "c2", tokens)
+    commit(disk, "c3", Kind.MODEL, "policy", tokens())
+    disk.view("x").unlink(layout.latest(RUN))
+    found = run(disk.view("x"), published(RUN))
+    assert found.checkpoint_ids == ("c2", "c1"), "not c3, which has no collection"
+    assert found.damage is not None and "LATEST: is missing" in found.damage
+    checkpoint(disk, "c4", tokens)
+    assert run(disk.view("x"), published(RUN)) == Published(("c4",)), "the order of publication is a pointer's"
+
+
+def test_before_the_first_publication_nothing_is_amiss() -> None:
+    disk = SimFileSystem(random.Random(0))
+    disk.make_dirs(RUN)
+    assert run(disk.view("x"), published(RUN)) == Published(())
+    commit(disk, "c1", Kind.MODEL, "policy", Tokens()())
+    assert run(disk.view("x"), published(RUN)) == Published(())
+
+
+def test_who_starts_over_is_told_of_a_checkpoint_that_cannot_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart would continue it."""
+    disk, _ = with_first(0, journalled=True)
+    view = disk.view(CONTROLLER)
+    unlink = view.unlink
+
+    def denied(path: str) -> None:
+        if path.endswith(layout.COLLECTION):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        unlink(path)
+
+    monkeypatch.setattr(view, "unlink", denied)
+    with pytest.raises(ConfigError, match=r"c1 cannot be removed .*Permission denied"):
+        run(view, forget_all(RUN))
 
 
 def test_starting_over_forgets_the_pointer_first() -> None:

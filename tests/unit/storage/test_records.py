@@ -218,6 +218,9 @@ def test_what_is_missing_or_anothers_is_named_with_its_mend(disk: SimFileSystem)
         ({"records_file": "../../../../LATEST"}, "do not belong together"),
         ({"surprise": 1}, "is not a manifest"),
         ({"kind": "judge"}, "is not a manifest"),
+        ({"checkpoint_id": "../.."}, "checkpoint_id '../..' must start with a letter"),
+        ({"checkpoint_id": "c\n1"}, "checkpoint_id"),
+        ({"instance": "../policy"}, "server name '../policy' must start with a letter"),
     ],
 )
 def test_a_manifest_that_lies_is_refused(change: dict[str, Any], message: str) -> None:
