@@ -302,6 +302,12 @@ BUGS: dict[str, Bug] = {
             "INV-42",
             ledger.no_claim,
         ),
+        Bug(
+            "errors-leave-in-groups",
+            "an error that ends a task group leaves it wrapped in an exception group",
+            "INV-92",
+            collector.errors_in_groups,
+        ),
         *call_patches.BUGS,
         *life_patches.BUGS,
     )

@@ -21,6 +21,7 @@ from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core.collection import Collection, RowState
 from gym_ckpt.core.collection_restart import DispatchHistory, Restart, plan_restart
 from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.runtime import groups
 from gym_ckpt.storage import layout, pruning
 from gym_ckpt.storage.pruning import Pruned
 
@@ -119,3 +120,7 @@ def commit_retiring() -> Patches:
 
 def restore_given_up() -> Patches:
     return [(DispatchHistory, "gave_up", lambda self, checkpointed: False)]
+
+
+def errors_in_groups() -> Patches:
+    return [(groups, "the_one_that_counts", lambda group, cancelled: group)]

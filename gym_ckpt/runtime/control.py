@@ -49,7 +49,6 @@ from gym_ckpt.wire.messages import (
     RetireRequest,
     Status,
     checked_budget,
-    continued_of,
     directory_of,
     plain,
     rollouts_of,
@@ -143,7 +142,7 @@ class ControlPlane:
     async def restore(self, request: RestoreRequest) -> RestoreReply:
         """Import the scope under the next attempts; admission stays closed until resume (INV-60, INV-66)."""
         until, lease = self._times(request)
-        target = Target(directory_of(request), continued_of(request))
+        target = Target(directory_of(request), request.continued())
         refuse_late(until, "restore")
         await self._locked(
             until, lambda: phases.Restore(request.checkpoint_id, target, self._admission.book.served, lease)

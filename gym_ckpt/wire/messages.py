@@ -63,6 +63,22 @@ class RestoreRequest(CheckpointRequest, frozen=True, kw_only=True, forbid_unknow
     checkpoint_dir: str
     episode_ids: list[EpisodeRef]
 
+    def continued(self) -> tuple[EpisodeId, ...]:
+        """The scope: of one rollout one attempt, and one that has a next.
+
+        Raises:
+            InvalidRequest: it names two of one, or the last that there is.
+            InvalidRolloutId: a malformed id.
+        """
+        scope = scope_of(self.episode_ids)
+        for one, other in pairwise(scope):
+            if one.rollout_id == other.rollout_id:
+                raise InvalidRequest(f"{one.rollout_id} is named at attempts {one.attempt} and {other.attempt}")
+        last = next((episode for episode in scope if episode.attempt >= ATTEMPT_MAX), None)
+        if last is not None:
+            raise InvalidRequest(f"no attempt comes after {last}")
+        return scope
+
 
 class RetireRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     episode_ids: list[EpisodeRef]
@@ -212,23 +228,6 @@ def scope_of(refs: Iterable[EpisodeRef]) -> tuple[EpisodeId, ...]:
         InvalidRolloutId: a malformed id.
     """
     return tuple(sorted({ref.checked() for ref in refs}))
-
-
-def continued_of(request: RestoreRequest) -> tuple[EpisodeId, ...]:
-    """The scope of a restore: of one rollout one attempt, and one that has a next.
-
-    Raises:
-        InvalidRequest: it names two of one, or the last that there is.
-        InvalidRolloutId: a malformed id.
-    """
-    scope = scope_of(request.episode_ids)
-    for one, other in pairwise(scope):
-        if one.rollout_id == other.rollout_id:
-            raise InvalidRequest(f"{one.rollout_id} is named at attempts {one.attempt} and {other.attempt}")
-    last = next((episode for episode in scope if episode.attempt >= ATTEMPT_MAX), None)
-    if last is not None:
-        raise InvalidRequest(f"no attempt comes after {last}")
-    return scope
 
 
 def directory_of(request: CommitRequest | RestoreRequest) -> str:
