@@ -18,26 +18,25 @@ from gym_ckpt.types import EpisodeId
 
 
 def row_at_staging() -> Patches:
-    old = "    return entry\n"
-    new = """    if entry.captured is not None:
-        await self.book.ledger.append(self.episode, entry.captured)
-    return entry
+    old = '        await self.ports.probe("gate.staged")\n'
+    new = """        await self.ports.probe("gate.staged")
+        if entry.captured is not None:
+            await self.book.ledger.append(self.episode, entry.captured)
 """
-    return [(GatedCall, "staged", mutated(GatedCall.staged, old, new))]
+    return [(GatedCall, "start_captured", mutated(GatedCall.start_captured, old, new))]
 
 
 def row_after_first_chunk() -> Patches:
-    old = "        await gate.start(await gate.staged(row, answer, content_type))\n"
-    new = """        entry = await gate.staged(row, answer, content_type)
-        if not streamed:
-            await gate.work.begin()
+    old = "        await self._gate.start_captured(answer if whole else None, head.content_type)\n"
+    new = """        if not head.streamed:
+            await self._gate.work.begin()
             self.sent = True
-            await respond(self._send, Answer(answer, upstream.status, headers, content_type))
-            await gate.start(entry)
+            await respond(self._send, Answer(answer, head.status, head.headers, head.content_type))
+            await self._gate.start_captured(answer, head.content_type)
             return
-        await gate.start(entry)
+        await self._gate.start_captured(answer, head.content_type)
 """
-    return [(Delivery, "_captured", mutated(Delivery._captured, old, new))]
+    return [(Delivery, "_gathered", mutated(Delivery._gathered, old, new))]
 
 
 def answer_failed_write() -> Patches:
@@ -109,7 +108,7 @@ def everybody_owns() -> Patches:
 
 
 def tokens_not_synced() -> Patches:
-    return [(tokens, "put", mutated(tokens.put, "fs.fsync_dir(parent_of(path))", "pass"))]
+    return [(tokens, "keep", mutated(tokens.keep, "fs.fsync_dir(parent_of(path))", "pass"))]
 
 
 def fences_stay() -> Patches:

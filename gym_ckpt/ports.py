@@ -167,16 +167,36 @@ class ReplyStream(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A staged call that is durable and that nothing refers to yet. `key`: its staging key; `path`: where it waits."""
+
+    key: str
+    path: str
+
+
 class TokenStore(Protocol):
     """Staged token arrays by staging key. They are in no checkpoint, which names their keys (INV-46, INV-52)."""
 
-    async def put(self, call: StagedCall) -> str:
-        """Keep a staged call, durably, and return its staging key. The same call again returns the same key.
+    async def stage(self, call: StagedCall) -> Staged:
+        """Write a staged call, durably. Until it is kept nobody else finds it, and it goes with this server.
 
         Raises:
-            InvalidStaging: the call breaks a rule of the format; nothing is kept.
-            OSError, Unavailable: it may or may not be kept.
+            InvalidStaging: the call breaks a rule of the format; nothing is written.
+            OSError, Unavailable: it may or may not be written.
         """
+        ...
+
+    def keep(self, staged: Staged) -> Job[None]:
+        """Make it found under its key from now on, durably: a job, for it belongs to the writing of the row.
+
+        Raises (by the job):
+            OSError: it may or may not be kept.
+        """
+        ...
+
+    async def drop(self, staged: Staged) -> None:
+        """Its call will have no row: remove it, unless it was kept. Raises `OSError`, `Unavailable`."""
         ...
 
     async def get(self, staging_key: str) -> StagedCall:
@@ -186,14 +206,6 @@ class TokenStore(Protocol):
             StagedMissing: there is nothing under this key.
             StagedDamaged: what is there is not what was kept.
             OSError, Unavailable: it could not be read now.
-        """
-        ...
-
-    async def discard(self, staging_keys: Sequence[str]) -> None:
-        """Remove staged calls that nothing refers to; those that are not there count as removed.
-
-        Raises:
-            OSError, Unavailable: some may be left.
         """
         ...
 

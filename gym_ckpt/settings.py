@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
+from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S, ONE_SIGTERM_MAX_S, ONE_SIGTERM_S
 from gym_ckpt.types import Kind
 
@@ -156,6 +157,27 @@ class GymSettings(Settings, frozen=True, kw_only=True):
     def worker_urls(self, model: ModelSettings) -> tuple[str, ...]:
         """Urls of a policy-model server's inference workers, in configured order."""
         return tuple(self.servers[worker].url if worker in self.servers else worker for worker in model.workers)
+
+    def check_gated(self, agent: str) -> None:
+        """INV-21: with checkpointing on, every model server that an agent names stands behind the gate.
+
+        Raises `ConfigError` naming the agent, the server and the policy-model server to name instead.
+        """
+        server = self.servers[agent]
+        if self.checkpoint is None or not isinstance(server, AgentSettings):
+            return
+        for model in server.models:
+            if "://" in model or isinstance(self.servers.get(model), InferenceSettings):
+                gated = [each for each in self.models() if self._reaches(each, model)] or self.models()
+                instead = " or ".join(map(repr, gated)) or "one of kind model"
+                raise ConfigError(
+                    f"servers.{agent}.model: agent {agent!r} would call {model!r} past the gate, and a checkpoint "
+                    f"would miss what it generates: name the policy-model server in front of it, {instead}"
+                )
+
+    def _reaches(self, policy: str, worker: str) -> bool:
+        server = self.servers[policy]
+        return isinstance(server, ModelSettings) and (worker in server.workers or worker in self.worker_urls(server))
 
     def models(self) -> tuple[str, ...]:
         """Names of the policy-model servers, sorted: those among which the rollouts of a ledger are shared out."""

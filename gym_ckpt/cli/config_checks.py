@@ -81,24 +81,12 @@ def _references(settings: GymSettings, name: str, server: ServerSettings) -> Non
 
 
 def _models(settings: GymSettings, name: str, agent: AgentSettings) -> None:
-    """INV-21: with checkpointing on, every model server that an agent names stands behind the gate."""
+    settings.check_gated(name)
     for index, model in enumerate(agent.models):
         path = f"servers.{name}.model" + ("" if isinstance(agent.model, str) else f"[{index}]")
-        found = settings.servers.get(model)
-        if settings.checkpoint is not None and isinstance(found, InferenceSettings):
-            gated = [each for each in settings.models() if model in _workers(settings, each)] or settings.models()
-            raise ConfigError(
-                f"{path}: agent {name!r} would call {model!r} past the gate, and a checkpoint would miss what it "
-                f"generates; {suggestion(model, gated)}: a policy-model server, of kind model"
-            )
         _refers(settings, path, model, ModelSettings)
     if len(set(agent.models)) < len(agent.models):
         raise ConfigError(f"servers.{name}.model: names a server twice")
-
-
-def _workers(settings: GymSettings, name: str) -> tuple[str, ...]:
-    model = settings.servers[name]
-    return model.workers if isinstance(model, ModelSettings) else ()
 
 
 def _one_ledger(settings: GymSettings) -> None:

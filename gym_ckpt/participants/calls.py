@@ -16,7 +16,7 @@ import msgspec
 from gym_ckpt.core.lineage import LedgerRow, Poison
 from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.participants.capture import Asking
-from gym_ckpt.ports import Ports
+from gym_ckpt.ports import Ports, Staged
 from gym_ckpt.runtime.participant import Record, up_to
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.messages import plain
@@ -34,12 +34,16 @@ class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A call that is about to be delivered. `captured`, `poison`: what the ledger is to say of it."""
+    """A call that is about to be delivered.
+
+    `captured`, `poison`: what the ledger is to say of it. `staged`: its tokens, which no row names yet.
+    """
 
     episode: EpisodeId
     row: Row
     captured: LedgerRow | None = None
     poison: tuple[Poison, ...] = ()
+    staged: Staged | None = None
 
     @property
     def call_id(self) -> str:
@@ -56,6 +60,9 @@ class CallBook(ABC):
 
     async def open(self) -> None:
         """Before the server serves. Raises `OSError`, `Unavailable`."""
+
+    def close(self) -> None:
+        """The server has ended."""
 
     def owns(self, episode: EpisodeId) -> bool:
         """Whether this server writes the episode's records into checkpoints."""
@@ -79,6 +86,9 @@ class CallBook(ABC):
     async def stage(self, episode: EpisodeId, row: Row, at: float, asking: Asking, answer: bytes, how: str) -> Entry:
         """Keep the tokens of a whole answer. `at`: of its admission, seconds since the epoch; `how`: content type."""
         return Entry(episode, row)
+
+    async def unstage(self, entry: Entry) -> None:
+        """The call leaves without having been booked: its tokens are nobody's."""
 
     @abstractmethod
     async def book(self, entry: Entry) -> None:

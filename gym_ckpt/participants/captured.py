@@ -38,25 +38,34 @@ class LedgerBook(CallBook):
     Args:
         marked: whether this server has retired an attempt.
         peers: names of all model servers of the gym, the same and in the same order on each.
+        checkpointed: whether anybody can take a checkpoint; otherwise nobody ever forgets a rollout, asks for its calls
+            or restores one, and nothing is kept of it in memory (INV-39).
     """
 
     captures = True
     shared = True
 
     def __init__(
-        self, instance: str, ports: Ports, ledger_dir: str, token_dir: str, peers: Sequence[str], marked: Marked
+        self,
+        instance: str,
+        ports: Ports,
+        ledger_dir: str,
+        token_dir: str,
+        peers: Sequence[str],
+        marked: Marked,
+        *,
+        checkpointed: bool = True,
     ) -> None:
         assert instance in peers, f"{instance} is one of {peers}"
         self._instance = instance
         self._ports = ports
         self._peers = tuple(peers)
         self.ledger = CaptureLedger(ports, ledger_dir, marked)
-        self._store = FileTokenStore(ports.disk, ports.entropy, token_dir)
+        self._checkpointed = checkpointed
+        self._store = FileTokenStore(ports.disk, ports.entropy, token_dir, instance)
         self.tokens: TokenStore = self._store
         self._started: dict[EpisodeId, dict[str, None]] = {}
         """Calls whose answer has started; of restored attempts also those before, which nobody asks for again."""
-        self._unused: dict[EpisodeId, dict[str, str]] = {}
-        """Staged keys that no row refers to yet, with their calls."""
         self._owed: dict[EpisodeId, list[Poison]] = {}
         """Poison that could not be written either."""
         self._fenced: dict[str, int] = {}
@@ -66,6 +75,9 @@ class LedgerBook(CallBook):
         await self.ledger.open()
         await self._store.open()
         self._fenced = {name: at for name, at in (await self.ledger.fenced()).items() if self._owns(name)}
+
+    def close(self) -> None:
+        self._store.close()
 
     def owns(self, episode: EpisodeId) -> bool:
         return self._owns(episode.rollout_id)
@@ -85,7 +97,7 @@ class LedgerBook(CallBook):
     # One call.
 
     async def admit(self, episode: EpisodeId) -> None:
-        if await self.ledger.start(episode) is Start.RETIRED:
+        if self._checkpointed and await self.ledger.start(episode) is Start.RETIRED:
             raise stale(episode)
 
     async def stage(self, episode: EpisodeId, row: Row, at: float, asking: Asking, answer: bytes, how: str) -> Entry:
@@ -94,18 +106,25 @@ class LedgerBook(CallBook):
             tokens = read_tokens(answer, streamed=how.startswith("text/event-stream"))
             lineage = await self.ledger.read(episode)
             found = capture(episode, call_id, at, asking, tokens, lineage.rows)
-            key = await self.tokens.put(found.call)
+            with anyio.CancelScope(shield=True):  # who stages it knows of it
+                staged = await self.tokens.stage(found.call)
         except (NotCaptured, InvalidStaging, NotLossless, InvalidCheckpointState, Unavailable, OSError) as error:
             self._ports.tracer.emit("gate.not_captured", episode=episode.key, call=call_id, why=str(error))
             return Entry(episode, row, poison=(_poison(call_id, Reason.CAPTURE_FAILED, error),))
-        if not self.has(episode, call_id):
-            self._unused.setdefault(episode, {})[key] = call_id
         why = found.link.why
         poison = () if why is None else (Poison(call_id, why),)
-        return Entry(episode, row, row_of(found.call, key, key, found.context), poison)
+        return Entry(episode, row, row_of(found.call, staged.key, staged.key, found.context), poison, staged)
+
+    async def unstage(self, entry: Entry) -> None:
+        if entry.staged is not None:
+            try:
+                await self.tokens.drop(entry.staged)
+            except (OSError, Unavailable) as error:  # this server's next life removes it
+                self._ports.tracer.emit("gate.not_dropped", episode=entry.episode.key, why=str(error))
 
     async def book(self, entry: Entry) -> None:
-        self._started.setdefault(entry.episode, {})[entry.call_id] = None
+        if self._checkpointed:
+            self._started.setdefault(entry.episode, {})[entry.call_id] = None
         self._ports.tracer.emit("gate.started", episode=entry.episode.key, call=entry.call_id)
         with anyio.CancelScope(shield=True):
             try:
@@ -134,9 +153,10 @@ class LedgerBook(CallBook):
             appended = await self.ledger.poison(entry.episode, poison)
         if entry.captured is None:
             return appended
-        appended = await self.ledger.append(entry.episode, entry.captured)
-        if appended in (Appended.WRITTEN, Appended.REPEATED):
-            self._unused.get(entry.episode, {}).pop(entry.captured.staging_key, None)
+        assert entry.staged is not None, "a row names staged tokens"
+        appended = await self.ledger.append(entry.episode, entry.captured, self.tokens.keep(entry.staged))
+        for other in list(self._owed)[:1]:
+            await self._try_to_pay(other)  # the disk works again, and that rollout may never call again
         return appended
 
     def _withdrawn(self, entry: Entry, why: str, *, failed: bool = True) -> None:
@@ -216,13 +236,11 @@ class LedgerBook(CallBook):
     async def release(self, episodes: Sequence[EpisodeId]) -> None:
         for owed in up_to(episodes, self._owed):
             del self._owed[owed]
-        await self._discard_unused(up_to(episodes, self._unused))
         await self.ledger.retire([episode for episode in episodes if self.owns(episode)])
         self.ledger.pending.drop(episodes)
 
     async def forget(self, rollout_ids: Sequence[str], retired: Sequence[EpisodeId]) -> None:
         gone = set(rollout_ids)
-        await self._discard_unused([episode for episode in self._unused if episode.rollout_id in gone])
         highest = {episode.rollout_id: episode.attempt for episode in retired if self.owns(episode)}
         for rollout_id in gone & self._fenced.keys():
             highest[rollout_id] = max(self._fenced[rollout_id], highest.get(rollout_id, -1))
@@ -235,16 +253,8 @@ class LedgerBook(CallBook):
 
     def drop(self, rollout_id: str) -> None:
         self.ledger.drop([rollout_id])
-        for kept in (self._unused, self._owed):
-            for episode in [each for each in kept if each.rollout_id == rollout_id]:
-                del kept[episode]
-
-    async def _discard_unused(self, episodes: Iterable[EpisodeId]) -> None:
-        """Remove staged tokens of calls that were never delivered."""
-        for episode in list(episodes):
-            used = {key for row in (await self.ledger.read(episode)).rows for key in row.staging_keys}
-            await self.tokens.discard([key for key in self._unused.get(episode, {}) if key not in used])
-            self._unused.pop(episode, None)
+        for episode in [each for each in self._owed if each.rollout_id == rollout_id]:
+            del self._owed[episode]
 
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:

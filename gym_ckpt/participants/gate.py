@@ -1,15 +1,17 @@
 """One model call at the gate: its answer on the way from an inference worker to the caller.
 
 An answer starts at its first body chunk that is neither empty nor a keep-alive (INV-13). At that chunk it asks for
-leave to begin, is held while admission is closed (INV-11), and is booked before that chunk is sent (INV-16). Where
-tokens are captured the answer is gathered whole and staged before it asks, because its row binds all of them;
-keep-alives before it pass. Otherwise a stream passes through, chunk by chunk, at the caller's pace.
+leave to begin, is held while admission is closed (INV-11), and is booked before that chunk is sent (INV-16). A stream
+passes through, chunk by chunk, at the caller's pace; where tokens are captured it is gathered and staged before it
+asks, because its row binds all of them, and keep-alives before it pass. Any other answer is gathered, up to a bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+
+import anyio
 
 from gym_ckpt.core.lineage import Poison, Reason
 from gym_ckpt.limits import ANSWER_MAX_BYTES
@@ -22,9 +24,28 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json, sse
 from gym_ckpt.wire.sse import StartDetector
 
-PASSED_HEADERS = ("content-type", "retry-after", "x-request-id")
-"""Headers of a worker's answer that reach the caller."""
+PASSED_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "www-authenticate"})
+PASSED_PREFIXES = ("x-ratelimit-", "openai-")
+"""Headers of a worker's answer that reach the caller, beside its content type."""
 EVENT_STREAM = "text/event-stream"
+
+
+def passed(name: str) -> bool:
+    """Whether a header of a worker's answer reaches the caller."""
+    return name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is said before an answer."""
+
+    status: int
+    content_type: str
+    headers: Headers
+
+    @property
+    def streamed(self) -> bool:
+        return self.content_type.startswith(EVENT_STREAM)
 
 
 @dataclass(slots=True)
@@ -40,12 +61,26 @@ class GatedCall:
     at: float
     asking: Asking | None
 
-    async def staged(self, row: Row, answer: bytes, content_type: str) -> Entry:
-        """Keep the tokens of the whole answer, before it asks to begin."""
+    async def start_captured(self, answer: bytes | None, content_type: str) -> None:
+        """Stage the tokens of the whole answer, then `start`; a call that leaves first leaves none of them.
+
+        `answer`: None, if it is too long to be held.
+        """
         assert self.asking is not None, "tokens are captured"
-        entry = await self.book.stage(self.episode, row, self.at, self.asking, answer, content_type)
-        await self.ports.probe("gate.staged")
-        return entry
+        if answer is None:
+            poison = Poison(self.call_id, Reason.CAPTURE_FAILED, f"an answer of more than {ANSWER_MAX_BYTES} bytes")
+            await self.start(Entry(self.episode, Row(self.call_id), poison=(poison,)))
+            return
+        entry = await self.book.stage(self.episode, Row(self.call_id), self.at, self.asking, answer, content_type)
+        booked = False
+        try:
+            await self.ports.probe("gate.staged")
+            await self.start(entry)
+            booked = True
+        finally:
+            if not booked:
+                with anyio.CancelScope(shield=True):
+                    await self.book.unstage(entry)
 
     async def start(self, entry: Entry | None) -> None:
         """Leave to deliver; waits while admission is closed. `entry`: of an answer that is no error.
@@ -84,74 +119,78 @@ class Delivery:
     async def run(self, upstream: ReplyStream) -> None:
         """Pass the answer on. Raises `TransportError` when the worker is lost, and as `GatedCall.start`."""
         content_type = dict(upstream.headers).get("content-type", "application/json")
-        headers = [(name, value) for name, value in upstream.headers if name in PASSED_HEADERS[1:]]
-        streamed = content_type.startswith(EVENT_STREAM)
-        if self._gate is not None and self._gate.asking is not None and upstream.status < 400:
-            await self._captured(self._gate, upstream, content_type, headers)
-        elif streamed:
-            await self._stream(upstream, content_type, headers)
+        head = Head(upstream.status, content_type, [line for line in upstream.headers if passed(line[0])])
+        gate = self._gate
+        captured = gate is not None and gate.asking is not None and upstream.status < 400
+        if head.streamed and not captured:
+            await self._stream(upstream, head)
         else:
-            await self._whole(upstream, content_type, headers)
+            await self._gathered(upstream, head, captured=captured)
 
-    async def _whole(self, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
-        body = b"".join([chunk async for chunk in upstream.chunks()])
-        if self._gate is not None:
-            await self._gate.start(self._gate.entry() if upstream.status < 400 else None)
-        self.sent = True
-        await respond(self._send, Answer(body, upstream.status, headers, content_type))
-
-    async def _stream(self, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
-        detector, waits = StartDetector(), self._gate is not None
+    async def _stream(self, upstream: ReplyStream, head: Head) -> None:
+        detector, started = StartDetector(), self._gate is None
         async for chunk in upstream.chunks():
-            if waits and self._gate is not None and detector.starts(chunk):
-                await self._gate.start(self._gate.entry() if upstream.status < 400 else None)
-                waits = False
-            await self._part(upstream.status, content_type, headers, chunk)
-        await self._end()
+            if not started and detector.starts(chunk):
+                await self._start(upstream.status)
+                started = True
+            await self._part(head, chunk)
+        if not started:
+            await self._start(upstream.status)  # of an answer that says nothing, the end is its start
+        await self._end(head)
 
-    async def _captured(self, gate: GatedCall, upstream: ReplyStream, content_type: str, headers: Headers) -> None:
-        """Gather, stage, begin, deliver; of an answer without end only as much as may be held."""
-        streamed = content_type.startswith(EVENT_STREAM)
+    async def _start(self, status: int) -> None:
+        if self._gate is not None:
+            await self._gate.start(self._gate.entry() if status < 400 else None)
+
+    async def _gathered(self, upstream: ReplyStream, head: Head, *, captured: bool) -> None:
+        """Gather, stage if it is captured, begin, deliver; of an answer without end only as much as may be held.
+
+        An answer that is no stream is gathered even where its tokens are not captured: once a part of it is out, a
+        worker's loss could not be told to the caller, and the call would count as delivered.
+        """
         detector, chunks = StartDetector(), upstream.chunks()
         gathered: list[bytes] = []
         size = 0
         async for chunk in chunks:
-            if streamed and not detector.starts(chunk):
-                await self._part(upstream.status, content_type, headers, chunk)
+            if head.streamed and not detector.starts(chunk):
+                await self._part(head, chunk)
                 continue
             gathered.append(chunk)
             size += len(chunk)
             if size > ANSWER_MAX_BYTES:
                 break
-        row, answer = Row(gate.call_id), b"".join(gathered)
-        if size > ANSWER_MAX_BYTES:
-            poison = Poison(gate.call_id, Reason.CAPTURE_FAILED, f"an answer of more than {ANSWER_MAX_BYTES} bytes")
-            await gate.start(Entry(gate.episode, row, poison=(poison,)))
-        else:
-            await gate.start(await gate.staged(row, answer, content_type))
-        if size <= ANSWER_MAX_BYTES and not streamed:
+        whole, answer = size <= ANSWER_MAX_BYTES, b"".join(gathered)
+        if not captured:
+            await self._start(upstream.status)
+        elif self._gate is not None:
+            await self._gate.start_captured(answer if whole else None, head.content_type)
+        if whole and not head.streamed:
             self.sent = True
-            await respond(self._send, Answer(answer, upstream.status, headers, content_type))
+            await respond(self._send, Answer(answer, head.status, head.headers, head.content_type))
             return
-        await self._rest(gathered, chunks, upstream.status, content_type, headers)
+        await self._rest(gathered, chunks, head)
 
-    async def _rest(
-        self, gathered: list[bytes], chunks: AsyncIterator[bytes], status: int, content_type: str, headers: Headers
-    ) -> None:
+    async def _rest(self, gathered: list[bytes], chunks: AsyncIterator[bytes], head: Head) -> None:
         for chunk in gathered:
-            await self._part(status, content_type, headers, chunk)
+            await self._part(head, chunk)
         async for chunk in chunks:
-            await self._part(status, content_type, headers, chunk)
-        await self._end()
+            await self._part(head, chunk)
+        await self._end(head)
 
-    async def _end(self) -> None:
+    async def _end(self, head: Head) -> None:
+        await self._begin_response(head)
         self._streaming = False
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _part(self, status: int, content_type: str, headers: Headers, chunk: bytes) -> None:
+    async def _part(self, head: Head, chunk: bytes) -> None:
+        await self._begin_response(head)
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def _begin_response(self, head: Head) -> None:
         if not self.sent:
             self.sent = self._streaming = True
-            lines = [("content-type", content_type), ("cache-control", "no-cache"), *headers]
+            lines = [("content-type", head.content_type), *head.headers]
+            if head.streamed:
+                lines.append(("cache-control", "no-cache"))
             encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines]
-            await self._send({"type": "http.response.start", "status": status, "headers": encoded})
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self._send({"type": "http.response.start", "status": head.status, "headers": encoded})

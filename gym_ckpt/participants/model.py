@@ -18,7 +18,7 @@ from gym_ckpt.participants.calls import CallBook, MemoryBook
 from gym_ckpt.participants.capture import asking
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.gate import Delivery, GatedCall
-from gym_ckpt.ports import Headers, Ports, Send
+from gym_ckpt.ports import Ports, Send
 from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer
 from gym_ckpt.runtime.install import CONTROL_ROOT, HEALTH
 from gym_ckpt.runtime.participant import Participant, Record
@@ -27,6 +27,9 @@ from gym_ckpt.types import EpisodeId, Kind
 CALL_ID = "x-ng-model-call-id"
 STARTED_PATH = CONTROL_ROOT + "v1/model/started"
 MODEL_CLAIM_PATH = "/v1/claim"
+PASSED_ON = frozenset({b"content-type", b"accept", b"authorization", b"traceparent", b"tracestate"})
+"""Headers of a call that reach the inference worker. Not `x-request-id`: engines name their request after it, and an
+abort of attempt N would end N+1's, should an agent send the same."""
 
 
 class CallRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +58,10 @@ class ModelParticipant(Participant):
         """False, where nobody can take a checkpoint: tagged calls pass as untagged ones do, and nothing is kept."""
 
     def capture(self, ledger_dir: str, token_dir: str | None, peers: Sequence[str]) -> LedgerBook:
-        """Capture tokens from now on, into the ledger of these model servers. Before `open`."""
+        """Capture tokens from now on, into the ledger of these model servers.
+
+        Before `open`, and after `gated` is set.
+        """
         made = LedgerBook(
             self.instance,
             self.ports,
@@ -63,6 +69,7 @@ class ModelParticipant(Participant):
             token_dir or f"{ledger_dir}/tokens",
             peers,
             self.admission.book.marks.refuses,
+            checkpointed=self.gated,
         )
         self.book = made
         return made
@@ -73,6 +80,9 @@ class ModelParticipant(Participant):
 
     async def open(self) -> None:
         await self.book.open()
+
+    def close(self) -> None:
+        self.book.close()
 
     def owns(self, episode: EpisodeId) -> bool:
         return self.book.owns(episode)
@@ -147,13 +157,19 @@ class ModelParticipant(Participant):
 
     async def _forward(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None) -> None:
         """Pass the call on; to another worker only while it has certainly reached none."""
-        headers: Headers = [("content-type", "application/json")]
+        headers = [
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in request.scope["headers"]
+            if name in PASSED_ON
+        ]
         session = None if request.episode is None else request.episode.rollout_id
         call_id = request.header(CALL_ID) if gate is None else gate.call_id
         if call_id is not None:
-            headers = [*headers, (CALL_ID, call_id)]
+            headers.append((CALL_ID, call_id))
+        query = request.scope["query_string"].decode("latin-1")
+        path = request.scope["path"] + (f"?{query}" if query else "")
         try:
-            async with self._backends.answer(session, request.scope["path"], headers, body) as upstream:
+            async with self._backends.answer(session, path, headers, body) as upstream:
                 await delivery.run(upstream)
         except TransportError as error:
             if not delivery.sent:

@@ -51,9 +51,9 @@ class CaptureLedger:
         """Make the directory and its locks; before anything else."""
         await self._ports.disk.run(ledger.open_ledger(self._directory))
 
-    async def append(self, episode: EpisodeId, row: LedgerRow) -> Appended:
-        """Write a row, durably. Raises as `storage.ledger.append_row`: the caller then poisons the call."""
-        job = ledger.append_row(self._directory, episode, row, lambda: self._marked(episode))
+    async def append(self, episode: EpisodeId, row: LedgerRow, keep: Job[None] | None = None) -> Appended:
+        """Write a row, durably, after `keep`. Raises as `storage.ledger.append_row`: the caller poisons the call."""
+        job = ledger.append_row(self._directory, episode, row, lambda: self._marked(episode), keep)
         return await self._unlocked(job, shield=True)
 
     async def poison(self, episode: EpisodeId, poison: Poison) -> Appended:

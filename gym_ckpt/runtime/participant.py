@@ -47,6 +47,9 @@ class Participant(ABC):
     async def open(self) -> None:
         """Before the server serves. Raises `OSError` or a `GymCkptError`: the server does not start."""
 
+    def close(self) -> None:
+        """The server has ended: give up what another life of it would wait for."""
+
     def owns(self, episode: EpisodeId) -> bool:
         """Whether this participant writes the episode's record, where several share their state."""
         return True

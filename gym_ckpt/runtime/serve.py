@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import anyio
 import anyio.abc
@@ -38,18 +39,22 @@ async def run_server(settings: GymSettings, name: str, ports: Ports, *, ready: C
     """Serve the server `name` of a gym until cancelled; `ready` is called once it accepts connections.
 
     Raises:
-        ConfigError: the address cannot be listened on, the gym is unknown, or checkpointing has no token.
+        ConfigError: the address cannot be listened on, the gym is unknown, checkpointing has no token, or an agent
+            names a model server past the gate (INV-21).
     """
-    async with Tasks() as tasks:
-        try:
-            app = await application(settings, name, ports, tasks)
-            await ports.server.serve(app, settings.url(name), ready=ready)
-        finally:
-            tasks.cancel_scope.cancel()
+    with ExitStack() as at_end:
+        async with Tasks() as tasks:
+            try:
+                app = await application(settings, name, ports, tasks, at_end)
+                await ports.server.serve(app, settings.url(name), ready=ready)
+            finally:
+                tasks.cancel_scope.cancel()
 
 
-async def application(settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup) -> ASGIApp:
-    """The ASGI application of one server; its background work runs in `tasks`."""
+async def application(
+    settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup, at_end: ExitStack
+) -> ASGIApp:
+    """The ASGI application of one server; its background work runs in `tasks`, and `at_end` gives up what it holds."""
     server = settings.servers[name]
     if isinstance(server, InferenceSettings):
         return EmbeddedWorker(
@@ -60,6 +65,7 @@ async def application(settings: GymSettings, name: str, ports: Ports, tasks: any
             model_name=server.model_name,
         ).app
     participant = _participant(settings, name, ports, tasks)
+    at_end.callback(participant.close)
     await _opened(participant, name)
     app = Router(participant.routes())
     if settings.checkpoint is None:
@@ -102,6 +108,7 @@ def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.ab
                 episode_timeout_s=server.episode_timeout_s,
             )
         case AgentSettings() as server:
+            settings.check_gated(name)
             return AgentParticipant(
                 name,
                 ports,

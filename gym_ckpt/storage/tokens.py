@@ -1,35 +1,41 @@
 """A token store in a directory: one immutable file per staged call, named by the call's digest.
 
-    <directory>/<first two digits>/<digest>
+    <directory>/<first two digits>/<digest>          kept: some ledger row names it
+    <directory>/staged/<server>/<digest>.<token>     staged: its call has not been delivered yet
+    <directory>/locks/<server>                       held by a server as long as it lives
 
 The staging key is the digest of the staged call, so a key tells its content: the same call staged twice is one file,
 damage shows, and no key names a path. A file is one line of JSON with the call's fields, then the three arrays in the
-encodings that the digest is made of. Written under a name of its own, synced, renamed, directory synced; a reader
-believes nothing before the digest is right. Rollouts' arrays are never in a checkpoint (INV-52).
+encodings that the digest is made of. A staged call is written and synced under a name of its own; it gets its key's
+name, durably, when its row is written and not before. So what a server leaves behind when it dies, however many answers
+it held, lies in one directory that its next life empties, without asking any ledger. A reader believes nothing before
+the digest is right. Rollouts' arrays are never in a checkpoint (INV-52).
 
 It must not know ledgers or checkpoints.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
-from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import STAGED_HEAD_MAX_BYTES, STAGED_MAX_BYTES
-from gym_ckpt.ports import Disk, Entropy, FileSystem, Job
-from gym_ckpt.storage.files import Steps, TooLong, discard, make_dirs, read_bounded, write_new
-from gym_ckpt.storage.layout import join, parent_of, temporary
+from gym_ckpt.ports import Disk, Entropy, FileSystem, Job, Lock, Staged
+from gym_ckpt.storage.files import Steps, TooLong, make_dirs, read_bounded, write_new
+from gym_ckpt.storage.layout import check_instance, join, parent_of
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import InvalidStaging, StagedCall, encode_floats, encode_ids, staging_digest
 
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _ARRAYS: Final = ("delta", "mask", "log_probabilities")
 _BYTES_PER_TOKEN: Final = 8 + 4 + 4
+_STAGED: Final = "staged"
+_LOCKS: Final = "locks"
 
 
 class StagedMissing(GymCkptError):
@@ -55,36 +61,56 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileTokenStore:
-    """`ports.TokenStore` on a directory that every server and the trainer can reach."""
+    """`ports.TokenStore` on a directory that every server and the trainer can reach. `instance`: of this server."""
 
-    def __init__(self, disk: Disk, entropy: Entropy, directory: str) -> None:
+    def __init__(self, disk: Disk, entropy: Entropy, directory: str, instance: str) -> None:
         self._disk = disk
         self._entropy = entropy
         self._directory = directory
+        self._instance = check_instance(instance)
+        self._lock: Lock | None = None
 
     async def open(self) -> None:
-        """Make the directories; before anything else."""
-        await self._disk.run(open_store(self._directory))
+        """Make the directories and remove what dead servers left; before anything else.
 
-    async def put(self, call: StagedCall) -> str:
-        return await self._disk.run(put(self._directory, call, self._entropy.token()))
+        Raises:
+            OSError: as the file system says; EAGAIN while another server of this name lives.
+        """
+        await self._disk.run(open_store(self._directory, self._instance))
+        if self._lock is None:
+            self._lock = await self._disk.run(take_over(self._directory, self._instance))
+
+    def close(self) -> None:
+        """The server ends; its heir may begin."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    async def stage(self, call: StagedCall) -> Staged:
+        return await self._disk.run(stage(self._directory, self._instance, call, self._entropy.token()))
+
+    def keep(self, staged: Staged) -> Job[None]:
+        return keep(self._directory, staged)
+
+    async def drop(self, staged: Staged) -> None:
+        await self._disk.run(drop(staged))
 
     async def get(self, staging_key: str) -> StagedCall:
         return await self._disk.run(get(self._directory, staging_key))
 
-    async def discard(self, staging_keys: Sequence[str]) -> None:
-        await self._disk.run(remove(self._directory, staging_keys))
 
-
-def open_store(directory: str) -> Job[None]:
-    """Make the directories, durably, so that staging a call syncs its own file and directory and no other.
+def open_store(directory: str, instance: str) -> Job[None]:
+    """Make the directories, durably, so that keeping a call syncs one directory and no other.
 
     Raises (by the job):
         OSError: as the file system says.
     """
+    own = join(directory, _STAGED, instance)
+    locks = join(directory, _LOCKS)
 
     def job(fs: FileSystem) -> Steps[None]:
-        yield from make_dirs(fs, directory, directory)
+        for path in (directory, own, locks):
+            yield from make_dirs(fs, path, directory)
         yield "tokens.make_dirs"
         there = set(fs.listdir(directory))
         for number in range(256):
@@ -93,32 +119,90 @@ def open_store(directory: str) -> Job[None]:
                     fs.mkdir(join(directory, f"{number:02x}"))
                 except FileExistsError:
                     pass  # another process opens the same store
+        try:
+            fs.create(join(locks, instance)).close()
+        except FileExistsError:
+            pass
         yield "tokens.sync_dirs"
         fs.fsync_dir(directory)
+        fs.fsync_dir(locks)
 
     return job
 
 
-def put(directory: str, call: StagedCall, attempt_token: str) -> Job[str]:
-    """Keep a staged call. Raises as `ports.TokenStore.put`, by the job."""
+def take_over(directory: str, instance: str) -> Job[Lock]:
+    """Take this server's lock, and remove what it and other dead servers had staged; the lock's holder lives.
 
-    def job(fs: FileSystem) -> Steps[str]:
+    Raises (by the job):
+        OSError: as the file system says; EAGAIN when another server of this name lives, or one is just being swept.
+    """
+
+    def job(fs: FileSystem) -> Steps[Lock]:
+        yield "tokens.lock"
+        own = fs.try_lock(join(directory, _LOCKS, instance), instance)
+        if own is None:
+            raise OSError(errno.EAGAIN, f"another server {instance!r} uses this token store", directory)
+        try:
+            for name in fs.listdir(join(directory, _STAGED)):
+                lock = own if name == instance else fs.try_lock(join(directory, _LOCKS, name), name)
+                if lock is None:
+                    continue  # it lives
+                try:
+                    yield from _empty(fs, join(directory, _STAGED, name))
+                finally:
+                    if lock is not own:
+                        lock.release()
+        except BaseException:
+            own.release()
+            raise
+        return own
+
+    return job
+
+
+def _empty(fs: FileSystem, directory: str) -> Steps[None]:
+    for name in fs.listdir(directory):
+        yield "tokens.sweep"
+        try:
+            fs.unlink(join(directory, name))
+        except FileNotFoundError:
+            pass
+
+
+def stage(directory: str, instance: str, call: StagedCall, token: str) -> Job[Staged]:
+    """Write a staged call, durably, under a name of its own. Raises as `ports.TokenStore.stage`, by the job."""
+
+    def job(fs: FileSystem) -> Steps[Staged]:
         key = staging_digest(call)
-        path = path_of(directory, key)
-        yield "tokens.look"
-        if not _sound(fs, path, key):
-            temp = temporary(path, attempt_token)
-            yield from write_new(fs, temp, encode(call))
-            try:
-                yield "tokens.rename"
-                fs.rename(temp, path)
-            except OSError:
-                discard(fs, temp)
-                raise
-        # Also when it stood already: who put it there may not have come as far as this.
+        path = join(directory, _STAGED, instance, f"{key}.{token}")
+        yield from write_new(fs, path, encode(call))
+        return Staged(key, path)
+
+    return job
+
+
+def keep(directory: str, staged: Staged) -> Job[None]:
+    """Give a staged call its key's name, durably. Raises as `ports.TokenStore.keep`, by the job."""
+
+    def job(fs: FileSystem) -> Steps[None]:
+        path = path_of(directory, staged.key)
+        yield "tokens.rename"
+        fs.rename(staged.path, path)
         yield "tokens.sync_dir"
         fs.fsync_dir(parent_of(path))
-        return key
+
+    return job
+
+
+def drop(staged: Staged) -> Job[None]:
+    """Remove what was staged; nothing when it has been kept. Raises as `ports.TokenStore.drop`, by the job."""
+
+    def job(fs: FileSystem) -> Steps[None]:
+        yield "tokens.drop"
+        try:
+            fs.unlink(staged.path)
+        except FileNotFoundError:
+            pass
 
     return job
 
@@ -137,27 +221,6 @@ def get(directory: str, staging_key: str) -> Job[StagedCall]:
         except TooLong as error:
             raise StagedDamaged(f"{path_of(directory, staging_key)}: {error.strerror}") from None
         return decode(data, staging_key)
-
-    return job
-
-
-def remove(directory: str, staging_keys: Iterable[str]) -> Job[None]:
-    """Remove staged calls. Raises as `ports.TokenStore.discard`, by the job."""
-    wanted = sorted({key for key in staging_keys if _KEY.fullmatch(key)})
-
-    def job(fs: FileSystem) -> Steps[None]:
-        touched = set()
-        for key in wanted:
-            path = path_of(directory, key)
-            yield "tokens.remove"
-            try:
-                fs.unlink(path)
-                touched.add(parent_of(path))
-            except FileNotFoundError:
-                pass
-        for parent in sorted(touched):
-            yield "tokens.sync_dir"
-            fs.fsync_dir(parent)
 
     return job
 
@@ -200,11 +263,3 @@ def decode(data: bytes, staging_key: str) -> StagedCall:
     except (ValueError, struct.error, msgspec.ValidationError, InvalidStaging) as error:
         raise StagedDamaged(f"staged tokens {staging_key}: {error}") from None
     return call
-
-
-def _sound(fs: FileSystem, path: str, key: str) -> bool:
-    try:
-        decode(read_bounded(fs, path, STAGED_MAX_BYTES), key)
-    except (FileNotFoundError, TooLong, StagedDamaged):
-        return False
-    return True

@@ -1,10 +1,11 @@
-"""What a run leaves in the ledger: the lineage of every output row, rebuilt token by token (INV-4, 16, 36, 39, 64, 67).
+"""What a run leaves in the ledger: the lineage of every output row, token by token (INV-4, 5, 16, 36, 39, 64, 67).
 
 A row whose lineage cannot be used must say why, and the reason must be one that a disk can be blamed for.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ class Lineages(Check):
         """Restored attempts during which a model server's host lost power: what it had imported was not synced."""
         self._forgot: dict[str, set[str]] = {}
         """By rollout: model servers that have forgotten it since anything of it was last fenced."""
+        self._undropped: Counter[str] = Counter()
+        """By model server: staged calls that its disk would not remove, in this life."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -51,7 +54,16 @@ class Lineages(Check):
             "restore.installed": self._installed,
             "restore.discarded": self._fenced,
             "forget.done": self._forgotten,
+            "node.started": self._new_life,
+            "gate.not_dropped": self._not_dropped,
+            "gate.not_captured": self._not_dropped,
         }
+
+    def _new_life(self, row: Row) -> None:
+        self._undropped.pop(row.node, None)
+
+    def _not_dropped(self, row: Row) -> None:
+        self._undropped[row.node] += 1
 
     def _restore(self, row: Row) -> None:
         self._restored.update(row.fields["installed"])
@@ -82,6 +94,14 @@ class Lineages(Check):
             if at.key not in self._excused:
                 self._output(tree, at, row["calls"])
         self._files()
+        self._staged()
+
+    def _staged(self) -> None:
+        """Nothing is under way any more: no tokens wait for their row."""
+        for name in sorted(self._models):
+            left = self._disk.tree(f"{self._shelf.directory}/tokens/staged/{name}")
+            wrong = len(left) > self._undropped[name]
+            self.look(5, f"{len(left)} staged calls have no row, such as {min(left)}" if wrong else None, name)
 
     def _output(self, tree: Tree, at: EpisodeId, calls: list[dict[str, Any]]) -> None:
         try:

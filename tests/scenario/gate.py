@@ -1,8 +1,8 @@
-"""The words of the gate's scenarios: a policy-model server, a worker that answers on cue, and a caller."""
+"""The words of the gate's scenarios: a policy-model server, workers that answer on cue, and a caller."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -16,6 +16,7 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from sim.world import World
 
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
 ANSWER = json.dumps({"choices": [], "usage": USAGE})
 LAST = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
@@ -23,11 +24,20 @@ LAST = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
 
 @dataclass
 class Worker:
-    """Answers each call with the bytes put in by `say`; `end` ends the answer. `lost` counts callers that left."""
+    """Answers each call with the bytes put in by `say`; `end` ends the answer. `lost` counts callers that left.
+
+    `seen`: path with query, headers and body of each call.
+    """
 
     streaming: bool
+    name: str = "worker"
+    status: int = 200
+    headers: tuple[tuple[bytes, bytes], ...] = ()
     calls: int = 0
     lost: int = 0
+    sent: int = 0
+    """Parts of the first call's answer that its connection has taken."""
+    seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     parts: list[bytes | None] = field(default_factory=list)
     said: anyio.Event = field(default_factory=anyio.Event)
 
@@ -44,29 +54,36 @@ class Worker:
         self.said = anyio.Event()
 
     async def main(self, ports: Ports) -> None:
-        app = Router((Route("POST", "/v1/chat/completions", stream=self._serve),))
-        await ports.server.serve(app, "http://worker:80", ready=lambda: None)
+        app = Router([Route("POST", path, stream=self._serve) for path in (CHAT, TEXT, RESPONSES)])
+        await ports.server.serve(app, f"http://{self.name}:80", ready=lambda: None)
 
     async def _serve(self, request: Request, send: Send) -> None:
-        await request.body()
+        body = await request.body()
         self.calls += 1
+        given = {name.decode(): value.decode() for name, value in request.scope["headers"]}
+        query = request.scope["query_string"].decode()
+        self.seen.append((request.scope["path"] + (f"?{query}" if query else ""), given, body))
+        ended = False
         async with anyio.create_task_group() as tasks:
 
             async def watch() -> None:
                 while (await request.receive())["type"] != "http.disconnect":
                     pass
-                self.lost += 1
+                self.lost += not ended  # a response that is whole is a disconnect to ASGI as well
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(watch)
             kind = b"text/event-stream" if self.streaming else b"application/json"
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
-            at = 0
+            head = [(b"content-type", kind), *self.headers]
+            await send({"type": "http.response.start", "status": self.status, "headers": head})
+            at, first = 0, self.calls == 1
             while True:
                 while at == len(self.parts):
                     await self.said.wait()
                 part, at = self.parts[at], at + 1
+                ended = part is None
                 await send({"type": "http.response.body", "body": part or b"", "more_body": part is not None})
+                self.sent += first
                 if part is None:
                     break
             tasks.cancel_scope.cancel()
@@ -78,19 +95,25 @@ class Caller:
 
     episode: EpisodeId | None = field(default_factory=lambda: EpisodeId("r"))
     call_id: str = "call"
+    path: str = CHAT
+    sends: tuple[tuple[str, str], ...] = ()
+    asks: bytes = b"{}"
     body: bytes = b""
     status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
     done: bool = False
     broken: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     async def run(self, world: World) -> None:
-        path = "/v1/chat/completions"
-        url = f"http://policy:80{path}" if self.episode is None else tagged("http://policy:80", self.episode, path)
+        url = "http://policy:80"
+        url = url + self.path if self.episode is None else tagged(url, self.episode, self.path)
+        headers = ((CALL_ID, self.call_id), *self.sends)
         with self.scope:
             try:
-                async with world.client().stream("POST", url, headers=((CALL_ID, self.call_id),), body=b"{}") as reply:
+                async with world.client().stream("POST", url, headers=headers, body=self.asks) as reply:
                     self.status = reply.status
+                    self.headers = dict(reply.headers)
                     async for chunk in reply.chunks():
                         self.body += chunk
                 self.done = True
@@ -104,11 +127,12 @@ class Caller:
 class Gate:
     """The policy-model server under test; `participant` once it serves."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Sequence[str]) -> None:
         self.participant: ModelParticipant | None = None
+        self._workers = workers
 
     async def main(self, ports: Ports) -> None:
-        self.participant = ModelParticipant("policy", ports, ["http://worker:80"])
+        self.participant = ModelParticipant("policy", ports, [f"http://{name}:80" for name in self._workers])
         app = episode_context(Router(self.participant.routes()))
         await ports.server.serve(app, "http://policy:80", ready=lambda: None)
 
@@ -129,8 +153,13 @@ class Stage:
 
     world: World
     gate: Gate
-    worker: Worker
+    workers: tuple[Worker, ...]
     tasks: anyio.abc.TaskGroup
+
+    @property
+    def worker(self) -> Worker:
+        """The only one, or the first."""
+        return self.workers[0]
 
     async def call(self, **of: object) -> Caller:
         """Make a call and let it get as far as it gets by itself."""
@@ -152,19 +181,20 @@ async def settle() -> None:
 Story = Callable[[Stage], Awaitable[None]]
 
 
-def play(story: Story, *, streaming: bool = False) -> None:
+def play(story: Story, *, streaming: bool = False, workers: Sequence[str] = ("worker",)) -> None:
     """Tell one story in a calm world. Anything that goes wrong in a server fails it."""
-    gate, worker = Gate(), Worker(streaming)
+    gate, engines = Gate(workers), tuple(Worker(streaming, name) for name in workers)
     world = World(1)
     world.add_node("policy", gate.main)
-    world.add_node("worker", worker.main)
+    for engine in engines:
+        world.add_node(engine.name, engine.main)
 
     async def script(world: World) -> None:
         for node in world.nodes.values():
             node.start()
         await settle()
         async with anyio.create_task_group() as tasks:
-            await story(Stage(world, gate, worker, tasks))
+            await story(Stage(world, gate, engines, tasks))
             tasks.cancel_scope.cancel()
 
     world.run(script, horizon_s=1000).check()

@@ -6,11 +6,14 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from gym_ckpt.adapters.system import production_ports
 from gym_ckpt.cli.config import effective, load
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.settings import EnvironmentSettings, ModelSettings
+from gym_ckpt.runtime.serve import run_server
+from gym_ckpt.settings import EnvironmentSettings, GymSettings, ModelSettings, settings_from
 
 GYM: dict[str, Any] = {
     "name": "unit",
@@ -95,6 +98,39 @@ def test_what_is_wrong_is_named_by_its_path(path: str, value: Any, words: str) -
         load(changed(path, value))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["worker", "http://127.0.0.1:9005", ["policy", "worker"]])
+def test_an_agent_that_names_a_model_server_past_the_gate_does_not_start(model: Any) -> None:
+    """INV-21: the message names the agent, the server and the policy-model server; so does the server's own start."""
+    past = model if isinstance(model, str) else "worker"
+    words = (
+        f"servers.agent.model: agent 'agent' would call {past!r} past the gate, and a checkpoint would miss what it "
+        "generates: name the policy-model server in front of it, 'policy'"
+    )
+    gym = changed("servers.agent.model", model)
+    with pytest.raises(ConfigError) as caught:
+        load(gym)
+    assert str(caught.value) == words
+    with pytest.raises(ConfigError) as at_start:
+        anyio.run(start_alone, settings_from(gym), "agent")
+    assert str(at_start.value) == words
+
+
+def test_without_checkpoints_there_is_no_gate_to_go_past_and_a_model_server_is_still_asked_for() -> None:
+    gym = changed("servers.agent.model", "worker")
+    del gym["checkpoint"]
+    settings_from(gym).check_gated("agent")
+    with pytest.raises(ConfigError, match="'worker' is of kind inference, and this must be of kind model"):
+        load(gym)
+
+
+async def start_alone(settings: GymSettings, name: str) -> None:
+    async with production_ports() as ports:
+        try:
+            await run_server(settings, name, ports, ready=lambda: None)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
 
 
 def test_a_token_comes_from_the_named_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,15 @@ class Lineage:
 
 
 def append_row(
-    directory: str, episode: EpisodeId, row: LedgerRow, marked: Callable[[], bool] = lambda: False
+    directory: str,
+    episode: EpisodeId,
+    row: LedgerRow,
+    marked: Callable[[], bool] = lambda: False,
+    keep: Job[None] | None = None,
 ) -> Job[Appended | Busy]:
     """Write a row once, durably. `marked`: whether the attempt is retired on this server; asked under the lock.
+
+    `keep`: what must be durable before the row is, and must not be done for a row that is refused.
 
     Raises (by the job):
         RowConflict: the call has another row already.
@@ -86,6 +92,8 @@ def append_row(
         path = path_of(directory, episode, Ending.ROWS)
         scan = Scan(path)
         stands = written_before(episode.key, list(scan.rows(fs)), row)  # all of it: the end must be known
+        if keep is not None:
+            yield from keep(fs)
         return (yield from _append(fs, directory, scan, b"" if stands else line + b"\n"))
 
     return locked(directory, episode.rollout_id, body)

@@ -11,8 +11,21 @@ import pytest
 from hypothesis import given, settings
 
 from gym_ckpt.adapters.posix import PosixFileSystem
-from gym_ckpt.ports import FileSystem
-from gym_ckpt.storage.tokens import StagedDamaged, StagedMissing, decode, encode, get, open_store, path_of, put, remove
+from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.tokens import (
+    StagedDamaged,
+    StagedMissing,
+    decode,
+    drop,
+    encode,
+    get,
+    keep,
+    open_store,
+    path_of,
+    stage,
+    take_over,
+)
 from gym_ckpt.wire.digests import InvalidStaging, StagedCall, staging_digest
 from sim.disk import SimFileSystem
 from tests.unit.ledger.given import broken, staged
@@ -20,19 +33,36 @@ from tests.unit.storage.driver import PowerCut, Tokens, calm, run, strike
 from tests.unit.wire.test_staging_digests import calls
 
 DIRECTORY = "/shared/tokens"
+ONE, TWO = "policy", "policy2"
+
+
+def put(directory: str, call: StagedCall, token: str) -> Job[str]:
+    """Stage and keep, as one call does."""
+
+    def job(fs: FileSystem) -> Steps[str]:
+        staged = yield from stage(directory, ONE, call, token)(fs)
+        yield from keep(directory, staged)(fs)
+        return staged.key
+
+    return job
+
+
+def waiting(fs: FileSystem, directory: str, instance: str = ONE) -> list[str]:
+    return fs.listdir(f"{directory}/staged/{instance}")
 
 
 def opened(seed: int) -> SimFileSystem:
     disk = SimFileSystem(random.Random(seed), journalled=False)
     disk.make_dirs("/shared")
-    run(disk.view("setup"), open_store(DIRECTORY))
+    for name in (ONE, TWO):
+        run(disk.view("setup"), open_store(DIRECTORY, name))
     return disk
 
 
 @pytest.fixture(params=["simulated", "real"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FileSystem, str]]:
     if request.param == "real":
-        run(PosixFileSystem(), open_store(str(tmp_path / "tokens")))
+        run(PosixFileSystem(), open_store(str(tmp_path / "tokens"), ONE))
         yield PosixFileSystem(), str(tmp_path / "tokens")
     else:
         yield opened(0).view("one"), DIRECTORY
@@ -46,11 +76,42 @@ def test_put_twice_is_one_file_and_get_gives_it_back(store: tuple[FileSystem, st
     assert run(fs, put(directory, call, tokens())) == key == staging_digest(call)
     assert run(fs, get(directory, key)) == call
     other = run(fs, put(directory, staged("c1"), tokens()))
-    assert other != key
-    run(fs, remove(directory, [key, key, "nothing", "../x"]))
+    assert other != key and run(fs, get(directory, other)) == staged("c1")
+    assert waiting(fs, directory) == []
+
+
+def test_what_is_staged_is_found_by_nobody_until_it_is_kept_and_can_be_dropped(store: tuple[FileSystem, str]) -> None:
+    fs, directory = store
+    tokens = Tokens()
+    one, two = (run(fs, stage(directory, ONE, staged(), tokens())) for _ in range(2))
+    assert one.key == two.key and one.path != two.path and len(waiting(fs, directory)) == 2
     with pytest.raises(StagedMissing):
-        run(fs, get(directory, key))
-    assert run(fs, get(directory, other)) == staged("c1")
+        run(fs, get(directory, one.key))
+    run(fs, keep(directory, one))
+    run(fs, drop(two))
+    run(fs, drop(one))
+    assert waiting(fs, directory) == [] and run(fs, get(directory, one.key)) == staged()
+
+
+def test_a_dead_servers_staged_calls_go_with_its_next_life_and_a_living_ones_stay() -> None:
+    for journalled in (False, True):
+        disk = SimFileSystem(random.Random(1), journalled=journalled)
+        disk.make_dirs("/shared")
+        tokens = Tokens()
+        for name in (ONE, TWO, "gone"):
+            run(disk.view(name), open_store(DIRECTORY, name))
+            run(disk.view(name), take_over(DIRECTORY, name))
+            run(disk.view(name), stage(DIRECTORY, name, staged(), tokens()))
+        kept = run(disk.view(ONE), put(DIRECTORY, staged("c1"), tokens()))
+        with pytest.raises(OSError, match="another server"):
+            run(disk.view("impostor"), take_over(DIRECTORY, ONE))
+        for name in (ONE, "gone"):
+            disk.crash(name)
+        run(disk.view(ONE), open_store(DIRECTORY, ONE))
+        run(disk.view(ONE), take_over(DIRECTORY, ONE))
+        left = {name: len(waiting(disk.view("x"), DIRECTORY, name)) for name in (ONE, TWO, "gone")}
+        assert left == {ONE: 0, TWO: 1, "gone": 0}
+        assert run(disk.view("x"), get(DIRECTORY, kept)) == staged("c1")
 
 
 @pytest.mark.parametrize("key", ["", "x", "../../etc/passwd", "0" * 64, "A" * 64])
@@ -64,7 +125,7 @@ def test_what_breaks_a_rule_is_not_kept(store: tuple[FileSystem, str]) -> None:
     fs, directory = store
     with pytest.raises(InvalidStaging):
         run(fs, put(directory, broken(staged(), log_probabilities=(0.0, 0.0, -1.0, float("-inf"))), "0" * 16))
-    assert [name for shard in fs.listdir(directory) for name in fs.listdir(f"{directory}/{shard}")] == []
+    assert waiting(fs, directory) == []
 
 
 @given(calls())
