@@ -194,5 +194,7 @@ LEDGER_ATTEMPTS_MAX: Final = 10_000
 STAGED_MAX_BYTES: Final = 1024 * 1024 * 1024
 """One staged call in the token store: sixteen bytes a token."""
 STAGED_HEAD_MAX_BYTES: Final = 64 * 1024 * 1024
+READ_HEAD_BYTES: Final = 4096
+"""Of a staged call, when only whose it is matters."""
 assert LEDGER_LOCK_RETRY_FIRST_S < LEDGER_LOCK_RETRY_MAX_S < LEDGER_LOCK_BUDGET_S
 assert LOST_ATTEMPTS_MAX < LEDGER_ATTEMPTS_MAX

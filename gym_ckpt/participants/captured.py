@@ -12,7 +12,7 @@ any may append. A restore reads the records of all of them, so that their number
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import anyio
@@ -26,7 +26,7 @@ from gym_ckpt.participants.capture import Asking, NotCaptured, capture, read_tok
 from gym_ckpt.ports import Ports, TokenStore
 from gym_ckpt.runtime.ledger import CaptureLedger, Marked
 from gym_ckpt.runtime.participant import Record, up_to
-from gym_ckpt.storage.ledger import Appended, Exported, Start
+from gym_ckpt.storage.ledger import Appended, Exported, Start, Swept
 from gym_ckpt.storage.tokens import FileTokenStore
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.digests import InvalidStaging
@@ -63,6 +63,7 @@ class LedgerBook(CallBook):
         self.ledger = CaptureLedger(ports, ledger_dir, marked)
         self._checkpointed = checkpointed
         self._store = FileTokenStore(ports.disk, ports.entropy, token_dir, instance)
+        self._token_dir = token_dir
         self.tokens: TokenStore = self._store
         self._started: dict[EpisodeId, dict[str, None]] = {}
         """Calls whose answer has started; of restored attempts also those before, which nobody asks for again."""
@@ -78,6 +79,10 @@ class LedgerBook(CallBook):
 
     def close(self) -> None:
         self._store.close()
+
+    async def sweep(self, keep: Collection[str]) -> Swept:
+        """Remove staged calls that neither a row nor `keep` names. Raises as `storage.ledger.sweep`."""
+        return await self.ledger.sweep(self._token_dir, keep)
 
     def owns(self, episode: EpisodeId) -> bool:
         return self._owns(episode.rollout_id)

@@ -4,9 +4,10 @@
     POST /ng-control/v1/ledger/verify     whether lineages are what their rows say, token by token
     POST /ng-control/v1/ledger/retire     fence attempts and all earlier ones, and remove what they left
     POST /ng-control/v1/ledger/delete     remove exactly these attempts, once they have been used
+    POST /ng-control/v1/ledger/sweep      remove staged tokens that neither a row nor the caller names
 
-Retire and delete answer 409 while a checkpoint is open, and none opens before they are done (INV-47): otherwise it
-could hold an episode without its lineage. Any server that shares the ledger answers for all of it.
+Retire, delete and sweep answer 409 while a checkpoint is open, and none opens before they are done (INV-47): otherwise
+it could hold an episode without its lineage. Any server that shares the ledger answers for all of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gym_ckpt.storage.ledger import Lineage, Listed
 from gym_ckpt.storage.tokens import StagedDamaged, StagedMissing
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire.digests import StagedCall, cumulative_hash
-from gym_ckpt.wire.messages import EpisodeRef, RetireRequest, decode, plain, scope_of
+from gym_ckpt.wire.messages import EpisodeRef, RetireRequest, SweepRequest, decode, plain, scope_of
 
 T = TypeVar("T")
 LEDGER_ROOT = CONTROL_ROOT + "v1/ledger/"
@@ -75,6 +76,14 @@ class ChangedReply(msgspec.Struct, frozen=True):
     done: tuple[str, ...]
 
 
+class SweepReply(msgspec.Struct, frozen=True):
+    """Staged calls: removed, still needed, and passed over because their rollout was being written: sweep again."""
+
+    removed: int
+    kept: int
+    busy: int
+
+
 def ledger_routes(book: LedgerBook, control: ControlPlane) -> tuple[Route, ...]:
     """The routes of one server."""
 
@@ -90,17 +99,25 @@ def ledger_routes(book: LedgerBook, control: ControlPlane) -> tuple[Route, ...]:
 
     async def retire(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), RetireRequest)
-        async with control.between_checkpoints(asked, "retire of ledgers") as episodes:
+        episodes = scope_of(asked.episode_ids)
+        async with control.between_checkpoints(asked, "retire of ledgers"):
             await _readable(book.ledger.retire(episodes))
         return answer(ChangedReply(tuple(keys(episodes))))
 
     async def delete(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), RetireRequest)
-        async with control.between_checkpoints(asked, "delete of ledgers") as episodes:
+        episodes = scope_of(asked.episode_ids)
+        async with control.between_checkpoints(asked, "delete of ledgers"):
             await _readable(book.ledger.delete(episodes))
         return answer(ChangedReply(tuple(keys(episodes))))
 
-    handlers = {"manifest": manifest, "verify": verified, "retire": retire, "delete": delete}
+    async def sweep(request: Request) -> Answer:
+        asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), SweepRequest)
+        async with control.between_checkpoints(asked, "sweep of staged tokens"):
+            swept = await _readable(book.sweep(frozenset(asked.staging_keys)))
+        return answer(SweepReply(swept.removed, swept.kept, swept.busy))
+
+    handlers = {"manifest": manifest, "verify": verified, "retire": retire, "delete": delete, "sweep": sweep}
     return tuple(Route("POST", LEDGER_ROOT + name, handler) for name, handler in handlers.items())
 
 

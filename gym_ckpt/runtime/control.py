@@ -48,6 +48,7 @@ from gym_ckpt.wire.messages import (
     RetireReply,
     RetireRequest,
     Status,
+    SweepRequest,
     checked_budget,
     directory_of,
     plain,
@@ -207,19 +208,18 @@ class ControlPlane:
         return ForgetReply(forgotten=rollout_ids)
 
     @asynccontextmanager
-    async def between_checkpoints(self, request: RetireRequest, doing: str) -> AsyncIterator[tuple[EpisodeId, ...]]:
+    async def between_checkpoints(self, request: RetireRequest | SweepRequest, doing: str) -> AsyncIterator[None]:
         """For further operations on what the participant keeps: no checkpoint is open, and none opens in the body.
 
         Raises:
             InvalidPhase: one is.
             DeadlineExceeded: another control call was still running.
         """
-        episodes = scope_of(request.episode_ids)
         async with self._serialized(anyio.current_time() + self._budget(request), doing):
             refusal = phases.refuse_forget(self._state)
             if refusal is not None:
                 raise refusal
-            yield episodes
+            yield
 
     # Carrying out.
 
@@ -246,7 +246,7 @@ class ControlPlane:
         assert self._state.target is not None, "an export and an import have a target"
         return self._state.target
 
-    def _budget(self, request: CheckpointRequest | RetireRequest | ForgetRequest) -> float:
+    def _budget(self, request: CheckpointRequest | RetireRequest | ForgetRequest | SweepRequest) -> float:
         return checked_budget(request, self._ports.clock.wall(), BUDGET_MAX_S)
 
     def _times(self, request: CheckpointRequest) -> tuple[float, float]:

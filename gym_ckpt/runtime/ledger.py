@@ -20,7 +20,7 @@ from gym_ckpt.errors import Unavailable
 from gym_ckpt.limits import LEDGER_LOCK_BUDGET_S, LEDGER_LOCK_RETRY_FIRST_S, LEDGER_LOCK_RETRY_MAX_S
 from gym_ckpt.ports import Job, Ports
 from gym_ckpt.storage import ledger
-from gym_ckpt.storage.ledger import Appended, Busy, Discarded, Exported, Lineage, Listed, Start
+from gym_ckpt.storage.ledger import Appended, Busy, Discarded, Exported, Lineage, Listed, Start, Swept
 from gym_ckpt.types import EpisodeId
 
 T = TypeVar("T")
@@ -152,6 +152,10 @@ class CaptureLedger:
     async def manifest(self, episodes: Iterable[EpisodeId] | None = None) -> list[Listed]:
         """What there is, of these capture keys or of all."""
         return await self._ports.disk.run(ledger.manifest(self._directory, episodes))
+
+    async def sweep(self, token_dir: str, keep: Collection[str]) -> Swept:
+        """Remove staged calls that neither a row nor `keep` names. Raises as `storage.ledger.sweep`."""
+        return await self._ports.disk.run(ledger.sweep(self._directory, token_dir, keep))
 
     async def _all(self, episodes: list[EpisodeId], job: Callable[[list[EpisodeId]], Job[list[EpisodeId]]]) -> None:
         left = episodes

@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from gym_ckpt.errors import GymCkptError
-from gym_ckpt.limits import STAGED_HEAD_MAX_BYTES, STAGED_MAX_BYTES
+from gym_ckpt.limits import READ_HEAD_BYTES, STAGED_HEAD_MAX_BYTES, STAGED_MAX_BYTES
 from gym_ckpt.ports import Disk, Entropy, FileSystem, Job, Lock, Staged
 from gym_ckpt.storage.files import Steps, TooLong, make_dirs, read_bounded, write_new
 from gym_ckpt.storage.layout import check_instance, join, parent_of
@@ -205,6 +205,34 @@ def drop(staged: Staged) -> Job[None]:
             pass
 
     return job
+
+
+def listed(fs: FileSystem, directory: str) -> list[str]:
+    """Keys of the calls that are kept, sorted."""
+    shards = (f"{number:02x}" for number in range(256))
+    return [key for shard in shards for key in fs.listdir(join(directory, shard)) if _KEY.fullmatch(key)]
+
+
+def staged_by(fs: FileSystem, directory: str, staging_key: str) -> str | None:
+    """The capture key that a kept call says it was staged under; None when its file says nothing of the kind."""
+    head = b""
+    try:
+        for chunk in fs.read_chunks(path_of(directory, staging_key), READ_HEAD_BYTES):
+            head += chunk
+            if b"\n" in chunk or len(head) > STAGED_HEAD_MAX_BYTES:
+                break
+        return msgspec.convert(json.loads(head.partition(b"\n")[0]), _Head).rollout_id
+    except (FileNotFoundError, ValueError, msgspec.ValidationError):
+        return None
+
+
+def remove(fs: FileSystem, directory: str, staging_key: str) -> bool:
+    """Whether it was there. Not synced: one that comes back is removed again."""
+    try:
+        fs.unlink(path_of(directory, staging_key))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def get(directory: str, staging_key: str) -> Job[StagedCall]:

@@ -86,6 +86,14 @@ class RetireRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     budget_s: float | None = None
 
 
+class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`staging_keys`: those that kept checkpoints refer to."""
+
+    staging_keys: list[str]
+    deadline_ts: float
+    budget_s: float | None = None
+
+
 class ForgetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rollout_ids: list[str]
     deadline_ts: float
@@ -248,7 +256,7 @@ def rollouts_of(request: ForgetRequest) -> tuple[str, ...]:
 
 
 def checked_budget(
-    request: CheckpointRequest | RetireRequest | ForgetRequest, wall: float, budget_max_s: float
+    request: CheckpointRequest | RetireRequest | ForgetRequest | SweepRequest, wall: float, budget_max_s: float
 ) -> float:
     """Seconds that the receiver may take, by its own clock `wall`: never more than any limit says, perhaps negative.
 

@@ -17,6 +17,7 @@ from gym_ckpt.wire import json
 from sim.world import World
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+LEDGER = "/ledger"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
 ANSWER = json.dumps({"choices": [], "usage": USAGE})
 LAST = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
@@ -127,12 +128,18 @@ class Caller:
 class Gate:
     """The policy-model server under test; `participant` once it serves."""
 
-    def __init__(self, workers: Sequence[str]) -> None:
+    def __init__(self, workers: Sequence[str], *, captures: bool, checkpoints: bool) -> None:
         self.participant: ModelParticipant | None = None
         self._workers = workers
+        self._captures = captures
+        self._checkpoints = checkpoints
 
     async def main(self, ports: Ports) -> None:
         self.participant = ModelParticipant("policy", ports, [f"http://{name}:80" for name in self._workers])
+        self.participant.gated = self._checkpoints
+        if self._captures:
+            self.participant.capture(LEDGER, None, ["policy"])
+        await self.participant.open()
         app = episode_context(Router(self.participant.routes()))
         await ports.server.serve(app, "http://policy:80", ready=lambda: None)
 
@@ -181,10 +188,21 @@ async def settle() -> None:
 Story = Callable[[Stage], Awaitable[None]]
 
 
-def play(story: Story, *, streaming: bool = False, workers: Sequence[str] = ("worker",)) -> None:
+def play(
+    story: Story,
+    *,
+    streaming: bool = False,
+    workers: Sequence[str] = ("worker",),
+    captures: bool = False,
+    checkpoints: bool = True,
+) -> None:
     """Tell one story in a calm world. Anything that goes wrong in a server fails it."""
-    gate, engines = Gate(workers), tuple(Worker(streaming, name) for name in workers)
+    gate, engines = (
+        Gate(workers, captures=captures, checkpoints=checkpoints),
+        tuple(Worker(streaming, name) for name in workers),
+    )
     world = World(1)
+    world.disk.make_dirs(LEDGER)
     world.add_node("policy", gate.main)
     for engine in engines:
         world.add_node(engine.name, engine.main)

@@ -121,9 +121,11 @@ class Shop:
         _, reply = await self.ask(server, STARTED_PATH, {"calls": calls})
         return bool(reply["started"] == [call_id])
 
-    async def ledger(self, server: str, operation: str, *episodes: EpisodeId) -> tuple[int, Any]:
-        times = _times() if operation in ("retire", "delete") else {}
-        return await self.ask(server, LEDGER_ROOT + operation, {"episode_ids": _refs(episodes), **times})
+    async def ledger(self, server: str, operation: str, *episodes: EpisodeId, keep: Any = ()) -> tuple[int, Any]:
+        """`keep`: staging keys that a sweep must not remove."""
+        times = _times() if operation in ("retire", "delete", "sweep") else {}
+        what = {"staging_keys": list(keep)} if operation == "sweep" else {"episode_ids": _refs(episodes)}
+        return await self.ask(server, LEDGER_ROOT + operation, {**what, **times})
 
     # The files.
 

@@ -168,8 +168,9 @@ def test_the_framework_does_not_take_a_ledger_out_of_an_open_checkpoint(operatio
         await shop.call(ONE, R, "r.c0")
         await shop.control("prepare", "c")
         for server in POLICIES:
-            status, reply = await shop.ledger(server, operation, R)
-            assert (status, reply["error"]["code"]) == (409, "invalid_phase")
+            for refused in (operation, "sweep"):
+                status, reply = await shop.ledger(server, refused, R)
+                assert (status, reply["error"]["code"]) == (409, "invalid_phase")
         await shop.control("resume", "c")
         assert shop.rows(R) == ["r.c0"]
         status, _ = await shop.ledger(TWO, operation, R)
@@ -178,9 +179,25 @@ def test_the_framework_does_not_take_a_ledger_out_of_an_open_checkpoint(operatio
     play(story)
 
 
+def test_a_sweep_removes_the_tokens_of_retired_rollouts_but_those_that_a_checkpoint_needs() -> None:
+    async def story(shop: Shop) -> None:
+        for each in ALIKE:
+            await shop.call(ONE, each, f"{each}.c0")
+        replies = await shop.checkpoint("c", ALIKE[0], where="/run/c")
+        (kept,) = [key for reply in replies for key in reply["staging_keys"]]
+        await shop.retire(*ALIKE[:2])
+        status, swept = await shop.ledger(TWO, "sweep", keep=[kept])
+        assert (status, swept) == (200, {"removed": 1, "kept": 2, "busy": 0})
+        await shop.restore("c-restore", ALIKE[0], where="/run/c")
+        _, reply = await shop.ledger(ONE, "verify", ALIKE[0].next())
+        assert reply["lineages"][0]["usable"]
+
+    play(story)
+
+
 def test_the_ledgers_routes_ask_for_the_token() -> None:
     async def story(shop: Shop) -> None:
-        for operation in ("manifest", "verify", "retire", "delete"):
+        for operation in ("manifest", "verify", "retire", "delete", "sweep"):
             url = f"{shop.gym.url(ONE)}/ng-control/v1/ledger/{operation}"
             assert (await shop.world.client().request("POST", url, body=b"{}")).status == 401
 

@@ -3,6 +3,7 @@
     names      files and locks                     rows       append, poison, read
     locking    one of a few locks per rollout      retiring   retire, forget, delete, the started marker
     listing    what there is                       restoring  export, and clear + import + retire
+                                                   sweeping   tokens that nothing names any more
 
 Jobs return BUSY, or the episodes that they could not do, when another process holds a lock: `runtime.ledger` waits and
 runs them again.
@@ -13,6 +14,7 @@ from gym_ckpt.storage.ledger.locking import BUSY, Busy, open_ledger
 from gym_ckpt.storage.ledger.restoring import Exported, Restore, begin_restore, continue_restore, export
 from gym_ckpt.storage.ledger.retiring import Discarded, Start, delete, discard_unstarted, forget, retire, start
 from gym_ckpt.storage.ledger.rows import Appended, Lineage, append_poison, append_row, read_lineage
+from gym_ckpt.storage.ledger.sweeping import Swept, sweep
 
 __all__ = [
     "BUSY",
@@ -24,6 +26,7 @@ __all__ = [
     "Listed",
     "Restore",
     "Start",
+    "Swept",
     "append_poison",
     "append_row",
     "begin_restore",
@@ -38,4 +41,5 @@ __all__ = [
     "read_lineage",
     "retire",
     "start",
+    "sweep",
 ]

@@ -57,12 +57,17 @@ def open_ledger(directory: str) -> Job[None]:
     return job
 
 
+def lock_of(directory: str, rollout_id: str) -> str:
+    """The path of a rollout's lock."""
+    return lock_path(directory, lock_number(rollout_id))
+
+
 def locked(directory: str, rollout_id: str, body: Callable[[FileSystem], Steps[T]]) -> Job[T | Busy]:
     """A job that runs `body` under the rollout's lock, or returns BUSY."""
 
     def job(fs: FileSystem) -> Generator[str, None, T | Busy]:
         yield "ledger.lock"
-        lock = fs.try_lock(lock_path(directory, lock_number(rollout_id)), "")
+        lock = fs.try_lock(lock_of(directory, rollout_id), "")
         if lock is None:
             return BUSY
         try:

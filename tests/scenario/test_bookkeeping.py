@@ -1,0 +1,138 @@
+"""What a policy-model server keeps of calls and rollouts, in memory and on the disk, and for how long (scenario 87)."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from gym_ckpt.participants.captured import LedgerBook
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+from tests.scenario.gate import LEDGER, Stage, play, settle
+
+ROLLOUTS = 20
+STAGED = f"{LEDGER}/tokens/staged/policy"
+TOKENS = json.dumps(
+    {
+        "id": "x",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "hi"},
+                "finish_reason": "stop",
+                "token_ids": [5, 6],
+                "logprobs": {"content": [{"token": "h", "logprob": -1.0}, {"token": "i", "logprob": -2.0}]},
+            }
+        ],
+        "prompt_token_ids": [1, 2],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+    }
+)
+ASKS = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
+
+
+def kept(stage: Stage) -> dict[str, int]:
+    """Entries of every container that the server's books hold, by name; without the empty ones."""
+    gate = stage.gate.it
+    books: list[Any] = [gate.book, gate.admission, gate.admission.book, gate.admission.book.marks]
+    if isinstance(gate.book, LedgerBook):
+        books += [gate.book.ledger, gate.book.ledger.pending]
+    return {
+        f"{type(book).__name__}.{name}": len(value)
+        for book in books
+        for name, value in vars(book).items()
+        if isinstance(value, dict | list | set | deque) and value
+    }
+
+
+async def episodes_run(stage: Stage, attempts: int) -> list[EpisodeId]:
+    stage.worker.say(TOKENS)
+    stage.worker.end()
+    episodes = [EpisodeId(f"r{number}", attempt) for number in range(ROLLOUTS) for attempt in range(attempts)]
+    for episode in episodes:
+        caller = await stage.call(episode=episode, call_id=f"{episode.key}.c0", asks=ASKS)
+        assert caller.done and caller.status == 200
+    return episodes
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_without_checkpoints_nothing_at_all_is_kept_of_a_rollout_in_memory(captures: bool) -> None:
+    """Nobody would ever forget it (INV-39)."""
+
+    async def story(stage: Stage) -> None:
+        episodes = await episodes_run(stage, 2)
+        assert kept(stage) == {}
+        rows = stage.world.disk.tree(LEDGER)
+        assert [f"{LEDGER}/{each.key}.lineage.jsonl" in rows for each in episodes] == [captures] * len(episodes)
+
+    play(story, captures=captures, checkpoints=False)
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_once_every_rollout_is_forgotten_the_books_are_empty(captures: bool) -> None:
+    async def story(stage: Stage) -> None:
+        gate = stage.gate.it
+        episodes = await episodes_run(stage, 2)
+        assert kept(stage), "of rollouts that may be checkpointed something is kept"
+        retired = [each for each in episodes if each.attempt == 0]
+        gate.admission.stop(retired)
+        gate.free(retired)
+        await gate.release(retired)
+        names = sorted({each.rollout_id for each in episodes})
+        await gate.release_forgotten(names, retired)
+        gate.forget(names)
+        gate.admission.book.marks.forget(names)
+        assert kept(stage) == {}
+        assert not [path for path in stage.world.disk.tree(LEDGER) if path.endswith(".fence")]
+
+    play(story, captures=captures)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_call_that_leaves_while_it_is_held_leaves_no_tokens(streaming: bool) -> None:
+    """INV-19: neither row nor poison, nor a file that nobody refers to."""
+
+    async def story(stage: Stage) -> None:
+        caller = await stage.call(asks=ASKS)
+        stage.gate.it.admission.close()
+        stage.worker.say(b"data: " + TOKENS + b"\n\ndata: [DONE]\n\n" if streaming else TOKENS)
+        stage.worker.end()
+        await settle()
+        disk = stage.world.disk
+        assert len(disk.tree(STAGED)) == 1, "held, its tokens safe"
+        caller.leave()
+        await settle()
+        assert disk.tree(STAGED) == {} and not [path for path in disk.tree(LEDGER) if ".lineage." in path]
+        stage.gate.it.admission.open()
+        await settle()
+        assert disk.tree(STAGED) == {}
+
+    play(story, streaming=streaming, captures=True)
+
+
+def test_what_a_killed_server_had_staged_goes_when_it_comes_up_again_and_what_a_row_names_stays() -> None:
+    async def story(stage: Stage) -> None:
+        stage.worker.say(TOKENS)
+        await stage.call(episode=EpisodeId("r"), call_id="c0", asks=ASKS)
+        held = [await stage.call(episode=EpisodeId("r", at), call_id="c0", asks=ASKS) for at in (1, 2, 3)]
+        stage.gate.it.admission.close()
+        stage.worker.end()
+        await settle()
+        disk = stage.world.disk
+        assert len(disk.tree(STAGED)) == 4 and not any(caller.body for caller in held)
+        node = stage.world.nodes["policy"]
+        node.crash()
+        node.start()
+        await settle()
+        assert disk.tree(STAGED) == {}, "its next life empties what was nobody's"
+        await stage.call(episode=EpisodeId("s"), call_id="c0", asks=ASKS)
+        (row,) = [json.loads(data) for path, data in disk.tree(LEDGER).items() if path.endswith(".jsonl")]
+        path = f"{LEDGER}/tokens/{row['staging_key'][:2]}/{row['staging_key']}"
+        node.crash()
+        node.start()
+        await settle()
+        assert path in disk.tree(LEDGER)
+
+    play(story, captures=True)
