@@ -285,6 +285,18 @@ BUGS: dict[str, Bug] = {
             ledger.tokens_not_synced,
         ),
         Bug(
+            "held-tokens-left",
+            "a call that leaves while it is held leaves its staged tokens",
+            "INV-5",
+            ledger.held_tokens_left,
+        ),
+        Bug(
+            "dead-servers-tokens-left",
+            "a server that comes up leaves what its last life had staged",
+            "INV-5",
+            ledger.dead_servers_tokens_left,
+        ),
+        Bug(
             "fences-outlive-forget",
             "a forgotten rollout leaves its fences",
             "INV-39",

@@ -128,6 +128,17 @@ def restored_not_exported() -> Patches:
     return [(CaptureLedger, "export", export)]
 
 
+def held_tokens_left() -> Patches:
+    async def unstage(self: LedgerBook, entry: Any) -> None:
+        return
+
+    return [(LedgerBook, "unstage", unstage)]
+
+
+def dead_servers_tokens_left() -> Patches:
+    return [(tokens, "_empty", lambda fs, directory: iter(()))]
+
+
 def no_claim() -> Patches:
     async def claim(self: EnvironmentParticipant, episode: EpisodeId) -> None:
         return

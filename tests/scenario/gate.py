@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 import anyio.abc
 
 from gym_ckpt.errors import TransportError
 from gym_ckpt.participants.model import CALL_ID, ModelParticipant
-from gym_ckpt.ports import Ports, Send
+from gym_ckpt.ports import ASGIApp, Ports, Send
 from gym_ckpt.runtime.asgi import Request, Route, Router, episode_context, tagged
+from gym_ckpt.runtime.control import ControlPlane
+from gym_ckpt.runtime.groups import Tasks
+from gym_ckpt.runtime.install import install
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.world import World
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 LEDGER = "/ledger"
+TOKEN = "told"
+GRACE_S = 15.0
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
 ANSWER = json.dumps({"choices": [], "usage": USAGE})
 LAST = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
@@ -27,12 +34,14 @@ LAST = b"data: " + ANSWER + b"\n\ndata: [DONE]\n\n"
 class Worker:
     """Answers each call with the bytes put in by `say`; `end` ends the answer. `lost` counts callers that left.
 
-    `seen`: path with query, headers and body of each call.
+    `silent`: not even the head of an answer comes before its first part. `seen`: path with query, headers and body of
+    each call.
     """
 
     streaming: bool
     name: str = "worker"
     status: int = 200
+    silent: bool = False
     headers: tuple[tuple[bytes, bytes], ...] = ()
     calls: int = 0
     lost: int = 0
@@ -76,6 +85,8 @@ class Worker:
             tasks.start_soon(watch)
             kind = b"text/event-stream" if self.streaming else b"application/json"
             head = [(b"content-type", kind), *self.headers]
+            while self.silent and not self.parts:
+                await self.said.wait()
             await send({"type": "http.response.start", "status": self.status, "headers": head})
             at, first = 0, self.calls == 1
             while True:
@@ -140,8 +151,14 @@ class Gate:
         if self._captures:
             self.participant.capture(LEDGER, None, ["policy"])
         await self.participant.open()
-        app = episode_context(Router(self.participant.routes()))
-        await ports.server.serve(app, "http://policy:80", ready=lambda: None)
+        app: ASGIApp = Router(self.participant.routes())
+        async with Tasks() as tasks:
+            if self._checkpoints:
+                control = ControlPlane(self.participant, tasks, grace_s=GRACE_S)
+                app = install(app, control, TOKEN, self.participant.control_routes())
+            else:
+                app = episode_context(app)
+            await ports.server.serve(app, "http://policy:80", ready=lambda: None)
 
     @property
     def it(self) -> ModelParticipant:
@@ -174,6 +191,14 @@ class Stage:
         self.tasks.start_soon(caller.run, self.world)
         await settle()
         return caller
+
+    async def control(self, operation: str, checkpoint_id: str = "c", budget_s: float = 20.0) -> tuple[int, Any]:
+        """One control call: its status and what it says."""
+        body = {"checkpoint_id": checkpoint_id, "deadline_ts": 4e9, "budget_s": budget_s}
+        url = "http://policy:80" + CONTROL_PREFIX + operation
+        headers = (("authorization", f"Bearer {TOKEN}"),)
+        reply = await self.world.client().request("POST", url, headers=headers, body=json.dumps(body))
+        return reply.status, json.loads(reply.body)
 
     def seen(self, caller: Caller) -> tuple[bytes, bool]:
         """What has reached the caller by now, and whether that is all."""

@@ -58,7 +58,7 @@ async def episodes_run(stage: Stage, attempts: int) -> list[EpisodeId]:
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_without_checkpoints_nothing_at_all_is_kept_of_a_rollout_in_memory(captures: bool) -> None:
+def test_without_checkpoints_nothing_is_kept_of_a_rollout_in_memory(captures: bool) -> None:
     """Nobody would ever forget it (INV-39)."""
 
     async def story(stage: Stage) -> None:
@@ -112,7 +112,7 @@ def test_a_call_that_leaves_while_it_is_held_leaves_no_tokens(streaming: bool) -
     play(story, streaming=streaming, captures=True)
 
 
-def test_what_a_killed_server_had_staged_goes_when_it_comes_up_again_and_what_a_row_names_stays() -> None:
+def test_what_a_killed_server_had_staged_goes_and_what_a_row_names_stays() -> None:
     async def story(stage: Stage) -> None:
         stage.worker.say(TOKENS)
         await stage.call(episode=EpisodeId("r"), call_id="c0", asks=ASKS)

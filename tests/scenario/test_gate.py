@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gym_ckpt.types import EpisodeId
@@ -223,5 +225,55 @@ def test_a_retire_in_mid_answer_ends_the_stream_with_an_error_in_it() -> None:
         stage.gate.it.admission.stop([R])
         await settle()
         assert b'"broken_off"' in caller.body and stage.worker.lost == 1
+
+    play(story, streaming=True)
+
+
+def test_a_stream_that_never_ends_fails_its_prepare_in_time_and_is_named() -> None:
+    """Scenario 44: a participant that reaches no boundary; prepare gives up at its deadline, and says who blocks."""
+
+    async def story(stage: Stage) -> None:
+        caller = await stage.call()
+        stage.worker.say(b'data: {"choices": []}\n\n')
+        await settle()
+        began = stage.world.now
+        status, reply = await stage.control("prepare", budget_s=3.0)
+        assert 3.0 <= stage.world.now - began < 4.0, "not before its deadline, nor long after"
+        assert status == 200 and reply["phase"] == "preparing" and not reply["report"]["ready"]
+        assert reply["report"]["blockers"] == ["r"] and reply["report"]["blocker_count"] == 1
+        stage.gate.it.admission.stop([R])
+        status, reply = await stage.control("prepare", budget_s=3.0)
+        assert reply["phase"] == "prepared" and b"broken_off" in caller.body, "the same one again, without its blocker"
+
+    play(story, streaming=True)
+
+
+def test_a_resume_that_arrives_while_a_drain_is_waited_for_ends_the_wait_only() -> None:
+    """Scenario 46."""
+
+    async def story(stage: Stage) -> None:
+        caller = await stage.call()
+        stage.worker.say(b'data: {"choices": []}\n\n')
+        await settle()
+        prepared: list[tuple[int, Any]] = []
+
+        async def prepare() -> None:
+            prepared.append(await stage.control("prepare"))
+
+        stage.tasks.start_soon(prepare)
+        await settle()
+        waiting = await stage.call(episode=EpisodeId("s"), call_id="late")
+        assert prepared == [] and stage.worker.calls == 1
+        assert (await stage.control("resume"))[0] == 200
+        await settle()
+        ((status, reply),) = prepared
+        assert status == 409 and reply["error"]["code"] == "stale_checkpoint", "whoever waited is told"
+        assert stage.worker.calls == 2, "admission is open"
+        stage.worker.say(LAST)
+        stage.worker.end()
+        await settle()
+        assert caller.done and caller.body.endswith(LAST) and waiting.done
+        assert (await stage.control("prepare", "next"))[1]["phase"] == "prepared"
+        assert await stage.gate.rows(R, EpisodeId("s")) == ["call", "late"]
 
     play(story, streaming=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from gym_ckpt.storage.ledger.locking import lock_of
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from sim.cluster import LEDGER
 from tests.scenario.ledger import POLICIES, USER, Shop, play, said, settle
 
 R, R1, R2 = EpisodeId("r"), EpisodeId("r", 1), EpisodeId("r", 2)
@@ -30,7 +32,7 @@ def test_a_conversation_over_two_servers_is_one_lineage_that_verifies() -> None:
 
 
 @pytest.mark.parametrize("leave_at", ["gate.started", "gate.row"])
-def test_a_caller_that_leaves_while_its_row_is_written_has_its_row(leave_at: str) -> None:
+def test_a_caller_that_leaves_while_its_row_is_written(leave_at: str) -> None:
     """Scenario 42, INV-20."""
 
     async def story(shop: Shop) -> None:
@@ -43,7 +45,27 @@ def test_a_caller_that_leaves_while_its_row_is_written_has_its_row(leave_at: str
     play(story)
 
 
-def test_a_held_call_is_in_no_checkpoint_through_either_server_and_its_repetition_finds_the_same_parent() -> None:
+def test_a_caller_that_leaves_while_its_row_waits_for_a_lock() -> None:
+    """Scenario 42, INV-20: neither the wait nor the row is cut short, and the call is in the books until then."""
+
+    async def story(shop: Shop) -> None:
+        held = shop.world.disk.view("another").try_lock(lock_of(LEDGER, R.rollout_id), "")
+        assert held is not None
+        shop.leave_at = "gate.started"
+        await shop.call(ONE, R, "c0")
+        await settle()
+        assert shop.rows(R) == []
+        reply = (await shop.control("prepare", budget_s=1.0))[0][1]
+        assert reply["report"]["blockers"] == ["r"], "a checkpoint waits for it"
+        held.release()
+        await settle()
+        assert shop.rows(R) == ["c0"]
+        assert (await shop.control("prepare"))[0][1]["report"]["ready"]
+
+    play(story)
+
+
+def test_a_held_call_is_in_no_checkpoint_and_its_repetition_finds_its_parent() -> None:
     """INV-17; scenarios 81 and 83."""
 
     async def story(shop: Shop) -> None:
@@ -105,7 +127,7 @@ def test_two_servers_restore_into_one_directory_and_lookalikes_are_untouched() -
     play(story)
 
 
-def test_what_a_dead_execution_left_at_the_target_goes_and_the_restored_rows_are_written() -> None:
+def test_what_a_dead_execution_left_at_the_target_goes_and_restored_rows_are_written() -> None:
     """Scenario 85, INV-62, 65: a fence at the target attempt would discard them without a word."""
 
     async def story(shop: Shop) -> None:
@@ -125,9 +147,7 @@ def test_what_a_dead_execution_left_at_the_target_goes_and_the_restored_rows_are
 
 @pytest.mark.parametrize("how", ["nothing", "claim", "call", "held"])
 @pytest.mark.parametrize("server", POLICIES)
-def test_a_commit_deletes_a_restored_attempt_out_of_its_scope_unless_any_server_has_begun_it(
-    server: str, how: str
-) -> None:
+def test_a_commit_deletes_only_what_no_server_has_begun(server: str, how: str) -> None:
     """Scenario 84, INV-42, 43: before its first row, after it, and when it never calls."""
 
     async def story(shop: Shop) -> None:
@@ -161,7 +181,7 @@ def test_unclaimed_state_in_scope_is_exported_again() -> None:
 
 
 @pytest.mark.parametrize("operation", ["retire", "delete"])
-def test_the_framework_does_not_take_a_ledger_out_of_an_open_checkpoint(operation: str) -> None:
+def test_the_framework_takes_no_ledger_out_of_an_open_checkpoint(operation: str) -> None:
     """Scenario 86, INV-47."""
 
     async def story(shop: Shop) -> None:
@@ -251,11 +271,12 @@ def _answer(**changes: object) -> bytes:
 
 
 NAN = {"content": [{"token": "h", "logprob": float("nan")}, {"token": "i", "logprob": -1.0}]}
+WITH_NAN = _answer(logprobs=NAN)
 
 
 @pytest.mark.parametrize(
     "answer",
-    [_answer(logprobs=NAN), _answer(logprobs=None), _answer(token_ids=None), _answer(token_ids=[2**70, 1]), b"no"],
+    [WITH_NAN, _answer(logprobs=None), _answer(token_ids=None), _answer(token_ids=[2**70, 1]), b"no"],
 )
 def test_an_answer_that_cannot_be_staged_is_served_and_poisons_its_rollout(answer: bytes) -> None:
     """Scenario 60: NaN and integers beyond 64 bits among them."""

@@ -56,7 +56,7 @@ def test_every_route_is_held_while_admission_is_closed(path: str) -> None:
     play(story)
 
 
-def test_a_session_keeps_to_its_engine_over_calls_attempts_and_servers_and_all_engines_have_some() -> None:
+def test_a_session_keeps_to_its_engine_and_all_engines_have_some() -> None:
     async def story(stage: Stage) -> None:
         answer_all(stage)
         at: dict[str, int] = {}
@@ -100,10 +100,13 @@ def test_an_engine_that_is_down_is_passed_over_and_has_its_sessions_back_when_it
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_engine_that_may_have_run_the_call_hands_it_to_no_other(streaming: bool) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_engine_that_may_have_run_the_call_hands_it_to_no_other(streaming: bool, silent: bool) -> None:
     """Scenario 48: neither here nor at another engine is a call executed twice."""
 
     async def story(stage: Stage) -> None:
+        for worker in stage.workers:
+            worker.silent = silent
         caller = await stage.call()
         (home,) = [worker for worker in stage.workers if worker.calls]
         stage.world.nodes[home.name].crash()
@@ -190,7 +193,7 @@ STREAMED = (KEEP_ALIVE, PART, PART, KEEP_ALIVE, PART, LAST)
 
 @pytest.mark.parametrize("after", range(len(STREAMED) + 1))
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_caller_that_leaves_after_any_chunk_of_a_stream_ends_its_generation(after: int, closed: bool) -> None:
+def test_a_caller_that_leaves_after_any_chunk_of_a_stream(after: int, closed: bool) -> None:
     """Scenario 40, at every chunk; while admission is closed as well."""
 
     async def story(stage: Stage) -> None:
@@ -213,7 +216,7 @@ def test_a_caller_that_leaves_after_any_chunk_of_a_stream_ends_its_generation(af
 
 @pytest.mark.parametrize("after", range(4))
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_caller_that_leaves_after_any_part_of_an_answer_that_is_no_stream(after: int, closed: bool) -> None:
+def test_a_caller_that_leaves_after_any_part_of_an_answer(after: int, closed: bool) -> None:
     """Scenario 40: `after` 3 is the whole answer, held or delivered."""
 
     async def story(stage: Stage) -> None:

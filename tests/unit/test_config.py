@@ -127,10 +127,7 @@ def test_without_checkpoints_there_is_no_gate_to_go_past_and_a_model_server_is_s
 
 async def start_alone(settings: GymSettings, name: str) -> None:
     async with production_ports() as ports:
-        try:
-            await run_server(settings, name, ports, ready=lambda: None)
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+        await run_server(settings, name, ports, ready=lambda: None)
 
 
 def test_a_token_comes_from_the_named_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
