@@ -20,6 +20,7 @@ from faults.budget import within_budget
 from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
 from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
+from faults.schedule import draw_schedule
 from gym_ckpt.errors import ConfigError
 from sim.streams import stream
 from sim.workload import WORKLOADS, workload
@@ -105,6 +106,8 @@ class Profile:
     chaos_s: tuple[float, float]
 
 
+SCHEDULED = 0.2
+"""The share of seeds in which runnable tasks are not simply shuffled; drawn apart, so that it changes no other draw."""
 AREAS = ("processes", "network", "time", "disk", "signals")
 PROFILES: dict[str, Profile] = {
     "calm": Profile({}, 0, 0, (0.0, 0.0)),
@@ -126,12 +129,15 @@ def draw(seed: int, profile: str) -> Plan:
     drawing = _Drawing(chance, chaos_s, setup)
     if profile == "endurance":
         return within_budget(endurance(chance, chaos_s, setup, lambda: drawing.restart(healing=False)))
+    of_tasks = stream(seed, "schedule", profile)
+    schedule = draw_schedule(of_tasks) if of_tasks.random() < SCHEDULED and wanted.most else None
     plan = Plan(
         setup=setup,
         chaos_s=chaos_s,
         requeue=drawing.restart(healing=False),
         heal=Restart("whole" if chance.random() < 0.3 else "alone"),
         faults=_faults(drawing, wanted, signalled=setup.every_s is None),
+        schedule=schedule,
     )
     return within_budget(plan)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from faults.catalogue import Fault, Restart
+from faults.schedule import Schedule
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import plain
@@ -39,13 +40,14 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`chaos_s`: until when faults may strike. `requeue`: how the controller comes back after it ended by itself;
-    `heal`: how everything comes up when the chaos is over."""
+    `heal`: how everything comes up when the chaos is over; `schedule`: of tasks, shuffled where there is none."""
 
     setup: Setup = Setup()
     chaos_s: float = 0.0
     requeue: Restart = Restart()
     heal: Restart = Restart()
     faults: tuple[Fault, ...] = ()
+    schedule: Schedule | None = None
     schema: int = PLAN_SCHEMA
 
     def words(self) -> list[str]:
@@ -55,7 +57,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             f"chaos ends at {self.chaos_s:g} s; a controller that ended by itself: {self.requeue.words()}; "
             f"at the healing {'all is restarted' if self.heal.how == 'whole' else 'what is down comes up'}"
         )
-        return lines
+        return [*lines, self.schedule.words()] if self.schedule is not None else lines
 
 
 def dump(plan: Plan) -> bytes:

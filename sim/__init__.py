@@ -3,6 +3,7 @@
     streams      seeded, independent streams of chance
     clock        virtual time that jumps to the next timer; deadlock and horizon
     determinism  the one file that touches trio's private names: seeded scheduling, killing tasks, a whole run
+    schedules    which runnable tasks run, where they are not simply shuffled
     guard        real clocks and real chance raise while simulated code runs
     trace        every event, hashed
     epoch, node  one life of a process; a process that starts, crashes and starts again

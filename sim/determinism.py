@@ -47,10 +47,13 @@ _TASKS_NAMED = 20
 
 
 class Policy(Protocol):
-    """Decides in which order runnable tasks run. May hold tasks back by sorting; must keep every one in `batch`."""
+    """Decides which runnable tasks run, and in which order."""
 
     def shuffle(self, batch: list[Task]) -> None:
-        """Reorder `batch` in place. It arrives in order of creation; the last one runs first."""
+        """Reorder `batch` in place. It arrives in order of creation and has two or more; the last one runs first.
+
+        Those that are taken out of it are held back: they are in the next batch again. One at least must stay.
+        """
         ...
 
 
@@ -61,7 +64,7 @@ class RunStopped(BaseException):
 def check_private_names() -> None:
     """Raises `AssertionError` naming what this file relies on and this trio does not have."""
     source = _run.unrolled_run.__code__
-    for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING", "_counter"):
+    for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING", "_counter", "runq"):
         in_loop = name in source.co_names or any(name in getattr(c, "co_names", ()) for c in source.co_consts)
         assert in_loop, f"trio {trio.__version__}: its loop no longer uses {name}; mend sim/determinism.py"
     for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING"):
@@ -234,10 +237,18 @@ class _Scheduler:
         if batch:
             self._clock.progress()
         if len(batch) > 1:
-            if self._policy is not None:
-                self._policy.shuffle(batch)
-            else:
+            if self._policy is None or self._reaper.active:  # nobody is held back from dying
                 self._random.shuffle(batch)
+            else:
+                self._choose(self._policy, batch)
+
+    def _choose(self, policy: Policy, batch: list[Task]) -> None:
+        runnable = list(batch)
+        policy.shuffle(batch)
+        assert batch, "a schedule must let somebody run"
+        if len(batch) < len(runnable):
+            now = set(batch)
+            _run.GLOBAL_RUN_CONTEXT.runner.runq.extend(task for task in runnable if task not in now)
 
     def random(self) -> float:
         raise AssertionError("trio schedules by its other path: _ALLOW_DETERMINISTIC_SCHEDULING is off")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from faults.draw import draw
 from faults.plan import Plan, dump, load
+from faults.schedule import name_of
 from gym_ckpt.errors import ConfigError
 from sim.oracle import Violation
 from sim.run import Verdict, run_seed
@@ -83,7 +84,7 @@ class Figures:
         self.probes.update(outcome.probes)
         self.checked.update(outcome.checked)
         self.rare.update(outcome.rare)
-        self.schedules[outcome.schedule] += 1
+        self.schedules.update([outcome.schedule] if outcome.schedule else [])
         if outcome.violation is not None:
             self.failed.append(outcome)
         self.slowest = sorted([*self.slowest, (outcome.seconds, outcome.job.seed, outcome.events)])[: -SLOWEST - 1 : -1]
@@ -107,6 +108,7 @@ def run_job(job: Job) -> Outcome:
         hash=verdict.hash,
         events=verdict.events,
         virtual_s=verdict.virtual_s,
+        schedule=name_of(verdict.plan.schedule),
         faults=verdict.faults,
         probes=verdict.probes,
         checked=verdict.checked,

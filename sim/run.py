@@ -30,6 +30,8 @@ from sim.keeper import Comeback, Keeper
 from sim.oracle import Oracle, Violation
 from sim.rare import Rare
 from sim.reference import Reference, reference
+from sim.schedules import policy_of
+from sim.streams import stream
 from sim.trace import Row
 from sim.workload import workload
 from sim.world import Failure, World
@@ -111,7 +113,14 @@ class _Run:
         self._brief = brief
         self._seed, self._profile, self._plan = seed, profile, plan
         self._injector = Injector(seed, plan, (*servers_of(workload(setup.workload)), CONTROLLER), CONTROLLER)
-        self._world = World(seed, self._injector, keep_all_rows=keep_all_rows, tail=TAIL, journalled=setup.journalled)
+        self._world = World(
+            seed,
+            self._injector,
+            policy=policy_of(plan.schedule, stream(seed, "policy")),
+            keep_all_rows=keep_all_rows,
+            tail=TAIL,
+            journalled=setup.journalled,
+        )
         options = Options(
             every_s=setup.every_s,
             timeout_s=setup.timeout_s,
