@@ -70,13 +70,12 @@ def campaign(
         crew: made with the moment, on this machine's monotonic clock, when no more runs begin; processes otherwise.
     """
     began = time.perf_counter()
-    jobs = jobs or cores()
     until = None if seconds is None else began + seconds
-    book = _Book(history, profile, jobs)
+    workers = Processes(jobs or cores(), until) if crew is None else crew(until)
+    book = _Book(history, profile, workers.size)
     before = book.twice()
     todo = _blocks([*book.old()], _drawn(seeds, profile, bug, double))
     figures = Figures()
-    workers = Processes(jobs, until) if crew is None else crew(until)
     interrupted = False
     try:
         while True:
@@ -99,7 +98,9 @@ def campaign(
     figures.failed.sort(key=lambda outcome: outcome.job.seed)
     shown = kinds(figures.failed, EXPLAINED_MAX) if explain else []
     verdicts = tuple(each for outcome in shown if (each := _explained(outcome)) is not None)
-    summary = Summary(profile, bug, figures, spent, jobs, verdicts, book.number, before, interrupted, book.trouble)
+    summary = Summary(
+        profile, bug, figures, spent, workers.size, verdicts, book.number, before, interrupted, book.trouble
+    )
     book.end(spent, summary.ok)
     return summary
 

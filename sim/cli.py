@@ -18,6 +18,7 @@ from gym_ckpt.wire import json
 from sim.campaign import DOUBLE, ProgressLine, Summary, campaign, show_failure, summary_line
 from sim.history import History
 from sim.picture import html, perfetto
+from sim.ray_crew import Cluster
 from sim.replay import Recorded, of_file, recorded, refusal, replay_until, stopped
 from sim.replay import replay as play
 from sim.report import as_json, place_of, screen
@@ -101,6 +102,7 @@ def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_:
     help="Runs to do twice, in another process under another PYTHONHASHSEED, and to compare.",
 )
 @JOBS
+@click.option("--ray", "ray_", metavar="ADDRESS", help="Run on this Ray cluster (the extra `ray`): host:port, or auto.")
 @PROFILE
 @JSON
 def fuzz(
@@ -109,6 +111,7 @@ def fuzz(
     minutes: float | None,
     double: float,
     jobs: int | None,
+    ray_: str | None,
     profile: str,
     as_json_: bool,
 ) -> None:
@@ -122,18 +125,28 @@ def fuzz(
       gym-ckpt sim fuzz --seeds 0..2000
       gym-ckpt sim fuzz --minutes 30 --profile chaos
       gym-ckpt sim fuzz --seeds 0..10000 --double 100
+      gym-ckpt sim fuzz --minutes 30 --ray 10.0.0.1:6379
     """
     if minutes is not None:
         if seconds is not None:
             raise click.UsageError("give --seconds or --minutes, not both")
         seconds = 60 * minutes
+    if ray_ is not None and jobs is not None:
+        raise click.UsageError("-j is for this machine; a Ray cluster runs as many as it has CPUs")
     history, trouble = _history()
     with history or nullcontext():
         if seeds is None:
             seeds, seconds = range(history.next_seed(profile) if history else 0, WITHOUT_END), seconds or 60.0
         line = ProgressLine(len(seeds) if seconds is None else None, seconds)
         summary = campaign(
-            seeds, profile, seconds=seconds, jobs=jobs, progress=line, double=double / 100, history=history
+            seeds,
+            profile,
+            seconds=seconds,
+            jobs=jobs,
+            progress=line,
+            double=double / 100,
+            history=history,
+            crew=None if ray_ is None else lambda until: Cluster(ray_, until),
         )
     line.end()
     shown = None if summary.first is None else show_failure(summary.first)

@@ -32,7 +32,9 @@ WORKER_MEMORY_MAX = 512 * 2**20
 
 
 class Crew(Protocol):
-    """Whoever runs jobs."""
+    """Whoever runs jobs. `size`: how many at once."""
+
+    size: int
 
     @property
     def free(self) -> int:
@@ -79,7 +81,7 @@ class Processes:
     """A `Crew` of `number` processes. `until`: on this machine's monotonic clock, when to begin no more jobs."""
 
     def __init__(self, number: int, until: float | None = None) -> None:
-        self._number = number
+        self.size = number
         self._until = until
         self._workers: list[_Worker] = []
         self._left: deque[Job] = deque()
@@ -87,11 +89,11 @@ class Processes:
 
     @property
     def free(self) -> int:
-        return self._number - sum(worker.busy for worker in self._workers)
+        return self.size - sum(worker.busy for worker in self._workers)
 
     @property
     def busy(self) -> bool:
-        return bool(self._left) or self.free < self._number
+        return bool(self._left) or self.free < self.size
 
     def give(self, block: Sequence[Job]) -> None:
         assert self.free > 0, "every worker has a block"
