@@ -28,8 +28,8 @@ def requirements_in() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def pins() -> dict[str, str]:
-    text = (ROOT / "requirements.txt").read_text()
+def pins(name: str = "requirements.txt") -> dict[str, str]:
+    text = (ROOT / name).read_text()
     return dict(re.findall(r"^([a-z0-9._-]+)==([^\s\\]+)", text, re.MULTILINE))
 
 
@@ -48,11 +48,20 @@ def test_every_requirement_is_pinned_to_a_version_that_satisfies_it() -> None:
     assert not wrong, f"make requirements.txt again (CONTRIBUTING.md, Dependencies): {wrong}"
 
 
-def test_the_lock_file_holds_names_versions_and_hashes_only() -> None:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
+def test_the_extra_ray_is_pinned_beside_the_rest_and_agrees_with_it() -> None:
+    (wanted,) = map(Requirement, project()["optional-dependencies"]["ray"])
+    extra, rest = pins("requirements-ray.txt"), pins()
+    assert wanted.specifier.contains(extra["ray"])
+    differing = [name for name in extra if rest.get(name, extra[name]) != extra[name]]
+    assert not differing, f"make requirements-ray.txt again (CONTRIBUTING.md, Dependencies): {differing}"
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-ray.txt"])
+def test_the_lock_file_holds_names_versions_and_hashes_only(name: str) -> None:
+    lines = (ROOT / name).read_text().splitlines()
     shape = re.compile(r"[a-z0-9._-]+==[^\s\\]+ \\|    --hash=sha256:[0-9a-f]{64}( \\)?")
     assert [line for line in lines if not shape.fullmatch(line)] == []
-    assert len(pins()) > 30
+    assert len(pins(name)) > 10
 
 
 def test_extras_are_those_of_the_product() -> None:
