@@ -19,7 +19,7 @@ from gym_ckpt.controller.journal import DispatchLog, HistoryReader, episode_of
 from gym_ckpt.controller.published import Source, newest_valid
 from gym_ckpt.controller.rows import RowFiles, failures_path
 from gym_ckpt.core.collection_restart import DispatchHistory, FailureHistory, Restart, plan_restart
-from gym_ckpt.errors import ConfigError
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.ports import FileSystem, Job, Lock, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
@@ -141,7 +141,9 @@ class _FinishedReader:
 
     def __call__(self, row: dict[str, Any]) -> bool | None:
         episode = episode_of(row, self._path)
-        self.attempts.setdefault(episode.rollout_id, episode.attempt)
+        if episode.rollout_id in self.attempts:  # no crash makes one: whoever put it there knows which is right (INV-2)
+            raise InvalidCheckpointState(f"{self._path}: two rows of {episode.rollout_id}; remove one")
+        self.attempts[episode.rollout_id] = episode.attempt
         return None
 
 

@@ -81,7 +81,7 @@ class FailureHistory:
     final: bool = False
 
     def add(self, attempt: int, final: bool) -> None:
-        self.count += 1
+        self.count += attempt > self.last  # attempts only grow: the same again is a copy, and no failure of its own
         self.last = max(self.last, attempt)
         self.final = self.final or final
 

@@ -172,6 +172,19 @@ async def test_without_its_dispatch_log_a_run_retires_what_the_servers_say_runs_
     assert {row["rollout_id"]: row["attempt"] for row in bench.written()}["row-2"] == 4
 
 
+async def test_two_rows_of_one_rollout_are_refused_and_two_copies_of_a_failure_are_one(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    failure = '{"rollout_id": "row-2", "attempt": 0, "reason": "x", "final": false}\n'
+    (bench.folder / "out_failures.jsonl").write_text(2 * failure)
+    gym = gym_of(steps=1)
+    gym.failing = {"row-2": ["fail"]}
+    assert (await bench.run(gym, resume_from_cache=True)).exit_code == 0, "two of three tries have failed, not three"
+    with bench.output.open("a") as out:
+        out.write('{"rollout_id": "row-4", "attempt": 7}\n')
+    with pytest.raises(InvalidCheckpointState, match=r"out\.jsonl: two rows of row-4; remove one"):
+        await bench.run(gym_of(), resume_from_cache=True)
+
+
 @pytest.mark.parametrize("name", ["dispatched.jsonl", "out.jsonl"])
 async def test_an_attempt_that_has_no_next_is_damage(bench: Bench, name: str) -> None:
     await stop_in_the_middle(bench)
