@@ -118,6 +118,7 @@ class AgentParticipant(Participant):
         self._stream = stream
         self._max_tokens = max_tokens
         self._sessions: dict[EpisodeId, Session] = {}
+        self.admission.on_change = self._unpark
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -314,6 +315,13 @@ class AgentParticipant(Participant):
                 return frozenset(asked)  # no gate: every call runs to its end
             raise
         return frozenset(decode(reply.body, StartedReply).started)
+
+    def _unpark(self, closed: bool) -> None:
+        """A call that was parked in mid-air is work again once admission is open: its answer may start from now on, and
+        the next checkpoint must not take the session for parked while that is on the wire (INV-15)."""
+        for session in self._sessions.values():
+            if not closed and session.work is not None:
+                session.work.go_on()
 
     def live(self) -> Iterable[EpisodeId]:
         return self._sessions

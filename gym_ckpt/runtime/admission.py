@@ -129,8 +129,12 @@ class Pass:
         self._admission.book.park(self.ticket)
         self._admission.notify()
 
+    def go_on(self) -> None:
+        """Admission is open again: past the boundary, if this was parked while it went on with its work."""
+        self._admission.book.begin(self.ticket)
+
     async def boundary(self) -> None:
-        """`park`, then `begin`."""
+        """`park`, where a checkpoint wants it; then `begin`."""
         if self._admission.book.closed:
             self.park()
-            await self.begin()
+        await self.begin()
