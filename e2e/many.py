@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class Many:
         self.nursery = nursery
         self.tokens_per_s = tokens_per_s
         self.statuses: list[int] = []
+        self.pairs: Counter[tuple[str, str]] = Counter()
+        """Which calls have met which errors, how often."""
         self.gym = DemoGym("gym", folder / "gym")
         write_tasks(folder / "tasks.jsonl", turns)
         self.gym.prepare(len(turns), tokens_per_s)
@@ -78,7 +81,12 @@ class Many:
     def struck(self, name: str) -> bool:
         """Whether it has; if not, it does not any more."""
         self.strike(name).unlink(missing_ok=True)
-        return self.strike(name).with_suffix(".done").exists()
+        done = self.strike(name).with_suffix(".done")
+        if not done.exists():
+            return False
+        what = json.loads(done.read_bytes())
+        self.pairs[what["call"], what["errno"]] += 1
+        return True
 
     def start_servers(self) -> None:
         for name in SERVERS:

@@ -1,8 +1,8 @@
 """A file system that fails where a file says: for processes of a test, never part of the package.
 
 The file, while it is there, is JSON: `nth` call from now on that names a path with `part` in it, `errno`, and whether
-it fails `after` its effect. Once it has struck, the file is renamed to end in `.done`, and all is well until there is
-another.
+it fails `after` its effect. Once it has struck, the file is renamed to end in `.done` and says which `call` it was, and
+all is well until there is another.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Strike:
         self._left = 0
         self._lock = threading.Lock()
 
-    def due(self, path: str) -> dict[str, Any] | None:
-        """What strikes the call that names `path`, if anything does."""
+    def due(self, call: str, path: str) -> dict[str, Any] | None:
+        """What strikes this call, which names `path`, if anything does."""
         with self._lock:
             if self._armed is None:
                 try:
@@ -48,6 +48,7 @@ class Strike:
             if self._left > 0:
                 return None
             struck, self._armed = self._armed, None
+            self._path.write_text(json.dumps({**struck, "call": call}))
             self._path.rename(self._path.with_suffix(".done"))
             return struck
 
@@ -64,7 +65,7 @@ class Struck:
 
     def _call(self, call: Any, name: str, *arguments: Any) -> Any:
         path = self._path or str(arguments[-1] if name in ("rename", "link") else arguments[0])
-        struck = self._strike.due(path)
+        struck = self._strike.due(name, path)
         result = call(*arguments) if struck is None or struck["after"] else None
         if struck is not None:
             number = getattr(errno, struck["errno"])

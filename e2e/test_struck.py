@@ -6,6 +6,7 @@ The same as in the simulator and in `tests/unit/controller/test_trouble.py`, wit
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from itertools import count, cycle
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from gym_ckpt.cli.demo_gym import COLLECTOR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES", "ESTALE", "EINTR")
+PUBLISHING = {"mkdir", "create", "write", "fsync", "rename", "read_chunks", "listdir", "fsync_dir", "unlink", "rmdir"}
+RECORDING = {"mkdir", "create", "write", "fsync", "rename", "fsync_dir"}
 SHORT = "checkpoint_timeout_s = 20\n"
 
 
@@ -54,6 +57,18 @@ def compared(nursery: Nursery, many: Many, folder: Path) -> Compared:
     return compare(calm.gym.rows(), many.gym.rows())
 
 
+def check_table(pairs: Counter[tuple[str, str]], calls: set[str]) -> None:
+    """Print which call has met which error how often (`pytest -rP`); all of these calls, and all errors, are there.
+
+    Every pair is struck where a call is cheaper: `tests/scenario/test_system_calls.py`.
+    """
+    print(f"{'':12}" + "".join(f"{error:>8}" for error in ERRORS))
+    for call in sorted(calls):
+        print(f"{call:12}" + "".join(f"{pairs[call, error]:>8}" for error in ERRORS))
+    assert calls <= {call for call, _ in pairs}, pairs
+    assert set(ERRORS) == {error for _, error in pairs}, pairs
+
+
 @pytest.mark.parametrize("name", [COLLECTOR, "agent"])
 def test_an_error_at_every_call_of_a_checkpoint_leaves_one_in_force_and_the_next_possible(
     tmp_path: Path, name: str
@@ -68,14 +83,16 @@ def test_an_error_at_every_call_of_a_checkpoint_leaves_one_in_force_and_the_next
         assert checkpoint(many)
         for nth in count(1):
             many.arm(name, nth, next(errors), after=nth % 2 == 0)
-            failed += not checkpoint(many)
+            published = checkpoint(many)
             if not many.struck(name):
                 break
             many.check_latest()
             assert read_saved(str(many.gym.run_dir)).continued, "the one in force holds the rows"
-            if nth % 5 == 0:
+            if not published:  # also, what it left is removed, so that the next strike is one call further
+                failed += 1
                 assert checkpoint(many), "the next one is possible"
         assert nth > 10 and failed > nth // 4
+        check_table(many.pairs, PUBLISHING if name == COLLECTOR else RECORDING)
         finish(many)
         result = compared(nursery, many, tmp_path / "calm")
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])
@@ -114,6 +131,7 @@ def test_an_error_at_every_call_of_a_restart_costs_no_row(tmp_path: Path) -> Non
             if not struck:
                 break
         assert nth > 20 and ended > 5 and went_on > 1
+        check_table(many.pairs, {"append", "fsync", "fsync_dir", "listdir", "read_chunks", "size", "try_lock", "write"})
         finish(many)
         result = compared(nursery, many, tmp_path / "calm")
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])
@@ -130,8 +148,9 @@ def test_an_output_that_cannot_be_written_now_and_then_loses_no_row(tmp_path: Pa
         many.arm(COLLECTOR, 1, "ENOSPC", after=False, part="rollouts.jsonl")
         while not many.ended():
             if struck < len(ERRORS) and many.strike(COLLECTOR).with_suffix(".done").exists():
-                struck += 1
-                many.arm(COLLECTOR, 1 + struck % 3, next(errors), after=struck % 2 == 0, part="rollouts.jsonl")
+                struck += many.struck(COLLECTOR)
+                many.arm(COLLECTOR, 2 + struck % 3, next(errors), after=struck % 2 == 0, part="rollouts.jsonl")
         assert many.statuses == [0] and struck >= 4, many.said()[-2000:]
+        assert {call for call, _ in many.pairs} & {"write", "fsync"}, many.pairs
         result = compared(nursery, many, tmp_path / "calm")
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])

@@ -15,7 +15,7 @@ from gym_ckpt.ports import Disk
 from gym_ckpt.settings import CollectSettings
 from tests.unit.controller.fake_gym import ENVIRONMENT, FakeGym, FakeSignals, Recorder, make_ports, thread_disk
 
-PATIENCE_S = 30
+PATIENCE_S = 300
 """Only a way out of a hang."""
 
 

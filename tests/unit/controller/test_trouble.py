@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
-from gym_ckpt.adapters.posix import PosixFileSystem
-from gym_ckpt.ports import Disk, File
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
-from tests.unit.controller.fake_gym import thread_disk
+from tests.unit.controller.struck_files import StruckBench, struck_bench
 
 pytestmark = pytest.mark.anyio
 
@@ -25,140 +20,9 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-class Strikes:
-    """Fails the n-th call from `arm` on, before or after its effect; or every write to one file."""
-
-    def __init__(self) -> None:
-        self.left = 0
-        self.after = False
-        self.struck = False
-        self.full: str | None = None
-
-    def arm(self, nth: int, *, after: bool) -> None:
-        self.left, self.after, self.struck = nth, after, False
-
-    def call(self, path: str, what: Any, *arguments: Any, writes: bool = False) -> Any:
-        if writes and self.full is not None and path.endswith(self.full):
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-        if self.left:
-            self.left -= 1
-            if not self.left:
-                self.struck = True
-                if self.after:
-                    what(*arguments)
-                raise OSError(errno.EIO, "Input/output error", path)
-        return what(*arguments)
-
-
-class StruckFile:
-    def __init__(self, file: File, path: str, strikes: Strikes) -> None:
-        self._file, self._path, self._strikes = file, path, strikes
-
-    def write(self, data: bytes) -> None:
-        self._strikes.call(self._path, self._file.write, data, writes=True)
-
-    def fsync(self) -> None:
-        self._strikes.call(self._path, self._file.fsync)
-
-    def truncate(self, size: int) -> None:
-        self._strikes.call(self._path, self._file.truncate, size)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class StruckFiles(PosixFileSystem):
-    def __init__(self, strikes: Strikes) -> None:
-        self.strikes = strikes
-
-    def mkdir(self, path: str) -> None:
-        self.strikes.call(path, super().mkdir, path)
-
-    def create(self, path: str) -> File:
-        return StruckFile(self.strikes.call(path, super().create, path), path, self.strikes)
-
-    def append(self, path: str) -> File:
-        return StruckFile(self.strikes.call(path, super().append, path), path, self.strikes)
-
-    def read_chunks(self, path: str, chunk_bytes: int) -> Iterator[bytes]:
-        chunks: Iterator[bytes] = self.strikes.call(path, super().read_chunks, path, chunk_bytes)
-        return chunks
-
-    def rename(self, source: str, target: str) -> None:
-        self.strikes.call(target, super().rename, source, target)
-
-    def unlink(self, path: str) -> None:
-        self.strikes.call(path, super().unlink, path)
-
-    def rmdir(self, path: str) -> None:
-        self.strikes.call(path, super().rmdir, path)
-
-    def listdir(self, path: str) -> list[str]:
-        names: list[str] = self.strikes.call(path, super().listdir, path)
-        return names
-
-    def fsync_dir(self, path: str) -> None:
-        self.strikes.call(path, super().fsync_dir, path)
-
-
-class StruckBench(Bench):
-    """A bench whose collector has a disk that fails when told to; the gym's own disk is sound."""
-
-    strikes: Strikes
-
-    def disk(self) -> Disk:
-        return thread_disk(StruckFiles(self.strikes))
-
-
 @pytest.fixture
 def struck(tmp_path: Path) -> StruckBench:
-    made = StruckBench(tmp_path)
-    made.strikes = Strikes()
-    return made
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after its effect"])
-async def test_an_error_at_every_call_of_a_checkpoint_leaves_one_in_force_and_the_next_possible(
-    struck: StruckBench, after: bool
-) -> None:
-    gym = await slow_gym(struck.rows)
-    recorder = struck.recorder
-    calls = 0
-
-    def verdicts() -> int:
-        return len(recorder.named("collector.published")) + len(recorder.named("collector.checkpoint_failed"))
-
-    async def ask() -> None:
-        before = verdicts()
-        struck.signals.send("SIGUSR1")
-        await struck.until(lambda: verdicts() > before and not gym.closed)
-
-    async def script() -> None:
-        nonlocal recorder, calls
-        await gym.busy.wait()
-        recorder = struck.recorder
-        await ask()
-        while True:
-            calls += 1
-            struck.strikes.arm(calls, after=after)
-            await ask()
-            missed = not struck.strikes.struck
-            struck.strikes.arm(0, after=after)
-            published = len(recorder.named("collector.published"))
-            struck.published()  # the pointer is whole and names a checkpoint
-            assert struck.collection()["continued"]
-            if missed:
-                break
-            await ask()
-            assert len(recorder.named("collector.published")) == published + 1, "the next checkpoint is possible"
-        struck.signals.send("SIGTERM")
-
-    outcome = await struck.with_signals(gym, script)
-    assert outcome.exit_code == 0 and calls > 20
-    assert recorder.named("collector.checkpoint_failed"), "some call must have mattered"
-    outcome = await struck.run(gym_of(steps=1), resume_from_cache=True)
-    assert outcome.summary.continued == struck.rows
-    struck.check_whole()
+    return struck_bench(tmp_path)
 
 
 async def test_rows_wait_in_memory_while_the_output_cannot_be_written(struck: StruckBench) -> None:
