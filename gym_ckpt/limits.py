@@ -125,6 +125,8 @@ SERVER_KEEP_ALIVE_S: Final = 15
 ABORT_S: Final = 1.0
 """After DRAIN_S: how long handlers get to end once cancelled."""
 DISK_THREADS: Final = 4
+SWEPT_TRIES: Final = 16
+"""A lock file that somebody removes each time before it is locked is somebody's."""
 UNIX_PATH_MAX_BYTES: Final = 100
 """The smallest limit among the systems that we run on is 104, with its terminator."""
 assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client lets go first, or it meets closed ends"

@@ -16,7 +16,7 @@ from typing import Final, TypeVar, cast
 
 import anyio.to_thread
 
-from gym_ckpt.limits import DISK_THREADS
+from gym_ckpt.limits import DISK_THREADS, SWEPT_TRIES
 from gym_ckpt.ports import File, FileSystem, Job, Lock
 
 T = TypeVar("T")
@@ -160,10 +160,21 @@ class PosixFileSystem:
             os.close(fd)
 
     def try_lock(self, path: str, note: str) -> Lock | None:
+        for _ in range(SWEPT_TRIES):
+            lock = self._lock_opened(path, note)
+            if lock is not _SWEPT:
+                return lock
+        return None
+
+    def _lock_opened(self, path: str, note: str) -> _FileLock | None:
+        """The lock of the file that the path names; `_SWEPT` when it named another by the time that it was locked."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             with _named(path):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_named(path, fd):  # whoever comes next would lock the file that is there: two owners
+                    os.close(fd)
+                    return _SWEPT
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, note.encode(), 0)
         except BlockingIOError:
@@ -173,6 +184,9 @@ class PosixFileSystem:
             os.close(fd)
             raise
         return _FileLock(fd)
+
+
+_SWEPT: Final = _FileLock(-1)
 
 
 class ThreadDisk:
@@ -201,6 +215,14 @@ def _mode(path: str) -> int | None:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _is_named(path: str, fd: int) -> bool:
+    """Whether the path names the open file, and not one that came after it, or none."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _close_quietly(fd: int) -> None:
