@@ -4,7 +4,8 @@ Bounded: the chaos and everything in it ends, so that liveness can be asked for 
 here, so that a fault outside the promise is never a failure of the run:
 
   - at most `CRASHES_MAX` deaths, since a rollout is given up after `LOST_ATTEMPTS_MAX` attempts without a reply;
-  - no single delay over `DELAY_MAX_S`, so that the chaos ends within the time that a run may take.
+  - no single delay over `DELAY_MAX_S`, so that the chaos ends within the time that a run may take;
+  - a bit flips in the newest checkpoint only while there is an older one to go back to (`faults.acts`).
 
 Must not know: seeds, how a plan is drawn.
 """
@@ -25,6 +26,11 @@ CRASHES_MAX = 20
 DELAY_MAX_S = 60.0
 CHAOS_MAX_S = 120.0
 
+PART_MAX_S = 2.0
+LATE_MAX_S = 0.3
+"""Later than that, a server would be slow to be ready, which a checkpoint must never be for a generation (INV-10)."""
+DEATHS = faults.Crash | faults.CrashHost | faults.CrashAtProbe | faults.CrashAtStep | faults.CrashAtMessage
+
 assert CRASHES_MAX * 2 < LOST_ATTEMPTS_MAX, "no rollout may be given up because faults struck it often (INV-1)"
 
 
@@ -38,7 +44,8 @@ def within_budget(plan: Plan) -> Plan:
 def _few_crashes(found: Iterable[Fault]) -> Iterable[Fault]:
     left = CRASHES_MAX
     for fault in found:
-        if isinstance(fault, faults.Crash | faults.CrashAtProbe | faults.CrashAtStep):
+        deadly = isinstance(fault, faults.Signal) and fault.group
+        if deadly or isinstance(fault, DEATHS):
             left -= 1
             if left < 0:
                 continue
@@ -55,6 +62,12 @@ def _short(fault: Fault) -> Fault:
             return msgspec.structs.replace(fault, by_s=min(fault.by_s, DELAY_MAX_S))
         case faults.SlowDisk():
             return msgspec.structs.replace(fault, latency_s=min(fault.latency_s, DELAY_MAX_S))
-        case faults.Partition() | faults.Slow():
+        case faults.DelayAtProbe() | faults.SlowWorker() | faults.FailedReply():
+            return msgspec.structs.replace(fault, by_s=min(fault.by_s, DELAY_MAX_S))
+        case faults.LateTimers():
+            return msgspec.structs.replace(fault, by_s=min(fault.by_s, LATE_MAX_S), for_s=min(fault.for_s, DELAY_MAX_S))
+        case faults.SlowReader():
+            return msgspec.structs.replace(fault, part_s=min(fault.part_s, PART_MAX_S))
+        case faults.Partition() | faults.Slow() | faults.Pause() | faults.HalfOpen() | faults.LeaseExpiry():
             return msgspec.structs.replace(fault, for_s=min(fault.for_s, DELAY_MAX_S))
     return fault

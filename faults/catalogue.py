@@ -1,7 +1,9 @@
 """Every fault that there is: one small class each, frozen data, in words for people.
 
 A fault says what happens, where, and when or upon which event; `faults.inject` carries it out. Nodes are named as in
-`sim.cluster`; `*` is all of them. `k` counts from 1. Seconds are virtual.
+`sim.cluster`; `*` is all of them. `k` counts from 1. Seconds are virtual. What others do wrong is in `faults.others`.
+
+Long because every fault stands here, beside the others of its area.
 
 Must not know: seeds, how a fault is drawn, how it is carried out.
 """
@@ -10,89 +12,80 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
+from faults.others import (
+    BadState,
+    FailedReply,
+    JudgeFails,
+    SlowWorker,
+    StateIs,
+    Stranger,
+    StrangerAsks,
+    StuckWorker,
+    ToolFails,
+)
+from faults.when import (
+    EVERYTHING,
+    At,
+    Data,
+    OnEvent,
+    OnPhase,
+    OnRow,
+    Restart,
+    When,
+    exchanges,
+    nth,
+    ordinal,
+    span,
+)
 
-EVERYTHING = "*"
+__all__ = [
+    "EVERYTHING",
+    "At",
+    "BadState",
+    "FailedReply",
+    "JudgeFails",
+    "OnEvent",
+    "OnPhase",
+    "OnRow",
+    "Restart",
+    "SlowWorker",
+    "StateIs",
+    "Stranger",
+    "StrangerAsks",
+    "StuckWorker",
+    "ToolFails",
+    "When",
+]
+
 Errno = Literal["ENOSPC", "EDQUOT", "EIO", "EACCES", "ESTALE", "EINTR"]
 Operation = Literal["prepare", "commit", "restore", "resume", "retire", "forget", "status", "started"]
-Loss = Literal["before", "after", "mid_reply", "hang", "hang_after", "refuse"]
+Loss = Literal["before", "mid_request", "after", "mid_reply", "in_frame", "hang", "hang_after", "refuse"]
 
 LOSSES: dict[Loss, str] = {
     "before": "reset before it arrives",
+    "mid_request": "reset when half of the request is there",
     "after": "reset after it took effect and before the reply",
     "mid_reply": "reset in the middle of the reply",
+    "in_frame": "reset in the midst of a part of the reply",
     "hang": "never arrives, and nobody is told",
     "hang_after": "takes effect, and its reply never comes",
     "refuse": "refused: no connection",
 }
 
 
-class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
-
-
-# ------------------------------------------------------------------------------------------------- when
-
-
-class At(_Data, frozen=True, tag="at", tag_field="when"):
-    """At this time."""
-
-    t_s: float
-
-    def words(self) -> str:
-        return f"at {self.t_s:g} s"
-
-
-class OnEvent(_Data, frozen=True, tag="event", tag_field="when"):
-    """Upon the trace's event of this index, the first being 1: any event at all."""
-
-    index: int
-
-    def words(self) -> str:
-        return f"upon event {self.index}"
-
-
-class OnRow(_Data, frozen=True, tag="row", tag_field="when"):
-    """Upon the k-th event of this name."""
-
-    event: str
-    k: int = 1
-
-    def words(self) -> str:
-        return f"upon {_nth(self.k)} {self.event}"
-
-
-class OnPhase(_Data, frozen=True, tag="phase", tag_field="when"):
-    """When some participant enters this phase for the k-th time."""
-
-    phase: str
-    k: int = 1
-
-    def words(self) -> str:
-        return f"when a participant becomes {self.phase} for the {_nth(self.k)} time"
-
-
-When = At | OnEvent | OnRow | OnPhase
-
-
-class Restart(_Data, frozen=True):
-    """How what went down comes up again. `alone`: after `after_s`, its peers having stayed up. `whole`: a batch system
-    kills and restarts the whole cluster. `healing`: not before the chaos is over."""
-
-    how: Literal["alone", "whole", "healing"] = "alone"
-    after_s: float = 0.0
-
-    def words(self) -> str:
-        if self.how == "healing":
-            return "stays down until the healing"
-        what = "the whole cluster is restarted" if self.how == "whole" else "restarted alone"
-        return f"{what} {'at once' if not self.after_s else f'after {self.after_s:g} s'}"
-
-
 # ------------------------------------------------------------------------------------------------- processes
 
 
-class Crash(_Data, frozen=True, tag="crash", tag_field="fault"):
+Side = Literal["sent", "arrived", "answering", "answered"]
+MESSAGES: dict[Side, str] = {
+    "sent": "request is sent",
+    "arrived": "request arrives",
+    "answering": "answer begins",
+    "answered": "reply is there",
+}
+
+
+class Crash(Data, frozen=True, tag="crash", tag_field="fault"):
     """Nodes die, and with them what they had not synced. `silent`: with their host, so that peers see no reset."""
 
     nodes: tuple[str, ...]
@@ -105,7 +98,7 @@ class Crash(_Data, frozen=True, tag="crash", tag_field="fault"):
         return f"{who}{' with its host, silently,' if self.silent else ''} {self.when.words()}; {self.restart.words()}"
 
 
-class CrashAtProbe(_Data, frozen=True, tag="crash_at_probe", tag_field="fault"):
+class CrashAtProbe(Data, frozen=True, tag="crash_at_probe", tag_field="fault"):
     """Whoever reaches a named point of the code for the k-th time dies right there; `everything`: so do all others."""
 
     point: str
@@ -115,10 +108,10 @@ class CrashAtProbe(_Data, frozen=True, tag="crash_at_probe", tag_field="fault"):
 
     def words(self) -> str:
         who = "everything dies" if self.everything else "the process dies"
-        return f"{who} at {_nth(self.k)} {self.point}; {self.restart.words()}"
+        return f"{who} at {nth(self.k)} {self.point}; {self.restart.words()}"
 
 
-class CrashAtStep(_Data, frozen=True, tag="crash_at_step", tag_field="fault"):
+class CrashAtStep(Data, frozen=True, tag="crash_at_step", tag_field="fault"):
     """A node dies right before or after its k-th disk step, of this name or of any."""
 
     node: str
@@ -130,11 +123,58 @@ class CrashAtStep(_Data, frozen=True, tag="crash_at_step", tag_field="fault"):
 
     def words(self) -> str:
         who = "everything dies" if self.everything else f"{self.node} dies"
-        step = f"{_range(self.k, 1)} {self.step or 'disk'} step"
+        step = f"{ordinal(self.k, 1)} {self.step or 'disk'} step"
         return f"{who} right {self.side} {self.node}'s {step}; {self.restart.words()}"
 
 
-class Slow(_Data, frozen=True, tag="slow", tag_field="fault"):
+class CrashHost(Data, frozen=True, tag="crash_host", tag_field="fault"):
+    """A host dies, and with it all that runs there: peers see no reset, and what was not synced is gone."""
+
+    host: str
+    when: When
+    restart: Restart = Restart()
+
+    def words(self) -> str:
+        return f"host {self.host} dies {self.when.words()}; {self.restart.words()}"
+
+
+class CrashAtMessage(Data, frozen=True, tag="crash_at_message", tag_field="fault"):
+    """A node dies right after its k-th message of a kind: it has sent a request, got one, begun to answer one, or got
+    the answer."""
+
+    node: str
+    side: Side
+    k: int
+    restart: Restart = Restart()
+
+    def words(self) -> str:
+        message = f"{ordinal(self.k, 1)} {MESSAGES[self.side]}"
+        return f"{self.node} dies when its {message}; {self.restart.words()}"
+
+
+class Pause(Data, frozen=True, tag="pause", tag_field="fault"):
+    """SIGSTOP, and SIGCONT later: the process lives and does not run; what it was sent meanwhile it sees at once."""
+
+    node: str
+    when: When
+    for_s: float
+
+    def words(self) -> str:
+        return f"{self.node} is stopped {self.when.words()} and goes on {self.for_s:g} s later"
+
+
+class DelayAtProbe(Data, frozen=True, tag="delay_at_probe", tag_field="fault"):
+    """Whoever reaches a named point of the code for the k-th time stays there for a while."""
+
+    point: str
+    by_s: float
+    k: int = 1
+
+    def words(self) -> str:
+        return f"{self.by_s:g} s pass at {nth(self.k)} {self.point}"
+
+
+class Slow(Data, frozen=True, tag="slow", tag_field="fault"):
     """For a while everything that a node does at a named point, on its disk or over the network takes longer."""
 
     node: str
@@ -143,13 +183,13 @@ class Slow(_Data, frozen=True, tag="slow", tag_field="fault"):
     delay_s: float
 
     def words(self) -> str:
-        return f"{self.node} is {self.delay_s:g} s slower in all it does, {_span(self.from_s, self.for_s)}"
+        return f"{self.node} is {self.delay_s:g} s slower in all it does, {span(self.from_s, self.for_s)}"
 
 
 # ------------------------------------------------------------------------------------------------- network
 
 
-class Lose(_Data, frozen=True, tag="lose", tag_field="fault"):
+class Lose(Data, frozen=True, tag="lose", tag_field="fault"):
     """Exchanges k to k+n-1 of those to `dst` with this last part of the path (empty: any) are lost."""
 
     dst: str
@@ -160,10 +200,49 @@ class Lose(_Data, frozen=True, tag="lose", tag_field="fault"):
     chunks: int = 0
 
     def words(self) -> str:
-        return f"{_exchanges(self.dst, self.route, self.k, self.n)}: {LOSSES[self.how]}"
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: {LOSSES[self.how]}"
 
 
-class Delay(_Data, frozen=True, tag="delay", tag_field="fault"):
+class Disconnect(Data, frozen=True, tag="disconnect", tag_field="fault"):
+    """The connections of such exchanges break `after_s` after they began, wherever they stand: the caller repeats them
+    or has gone, and the server sees it leave."""
+
+    dst: str
+    route: str
+    after_s: float
+    k: int = 1
+    n: int = 1
+
+    def words(self) -> str:
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: the connection breaks after {self.after_s:g} s"
+
+
+class SlowReader(Data, frozen=True, tag="slow_reader", tag_field="fault"):
+    """The caller takes `part_s` to read each part of the reply, and the server has to wait for it."""
+
+    dst: str
+    route: str
+    part_s: float
+    k: int = 1
+    n: int = 1
+
+    def words(self) -> str:
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: each part is read in {self.part_s:g} s"
+
+
+class HalfOpen(Data, frozen=True, tag="half_open", tag_field="fault"):
+    """All links between two nodes go silent for good; new ones are silent for a while. Nobody sees a reset."""
+
+    one: str
+    other: str
+    when: When
+    for_s: float
+
+    def words(self) -> str:
+        return f"links of {self.one} and {self.other} are half-open {self.when.words()}, new ones for {self.for_s:g} s"
+
+
+class Delay(Data, frozen=True, tag="delay", tag_field="fault"):
     """Such exchanges take so much longer on the way there and on the way back."""
 
     dst: str
@@ -175,10 +254,10 @@ class Delay(_Data, frozen=True, tag="delay", tag_field="fault"):
 
     def words(self) -> str:
         late = f"{self.request_s:g} s late, its reply {self.reply_s:g} s"
-        return f"{_exchanges(self.dst, self.route, self.k, self.n)}: {late}"
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: {late}"
 
 
-class Duplicate(_Data, frozen=True, tag="duplicate", tag_field="fault"):
+class Duplicate(Data, frozen=True, tag="duplicate", tag_field="fault"):
     """Such exchanges arrive twice."""
 
     dst: str
@@ -188,10 +267,10 @@ class Duplicate(_Data, frozen=True, tag="duplicate", tag_field="fault"):
     after_s: float = 0.0
 
     def words(self) -> str:
-        return f"{_exchanges(self.dst, self.route, self.k, self.n)}: delivered again {self.after_s:g} s later"
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: delivered again {self.after_s:g} s later"
 
 
-class Jitter(_Data, frozen=True, tag="jitter", tag_field="fault"):
+class Jitter(Data, frozen=True, tag="jitter", tag_field="fault"):
     """Each message takes a while of its own, up to `max_s`: messages of different connections overtake each other."""
 
     max_s: float
@@ -200,7 +279,7 @@ class Jitter(_Data, frozen=True, tag="jitter", tag_field="fault"):
         return f"every message takes up to {self.max_s:g} s"
 
 
-class Partition(_Data, frozen=True, tag="partition", tag_field="fault"):
+class Partition(Data, frozen=True, tag="partition", tag_field="fault"):
     """For a while nothing that `src` sends to `dst` arrives (one way; `*` is anyone)."""
 
     src: str
@@ -211,13 +290,13 @@ class Partition(_Data, frozen=True, tag="partition", tag_field="fault"):
 
     def words(self) -> str:
         how = "is lost in silence" if self.silent else "is refused"
-        return f"what {self.src} asks of {self.dst} {how}, {_span(self.from_s, self.for_s)}"
+        return f"what {self.src} asks of {self.dst} {how}, {span(self.from_s, self.for_s)}"
 
 
 # ------------------------------------------------------------------------------------------------- time
 
 
-class Overrun(_Data, frozen=True, tag="overrun", tag_field="fault"):
+class Overrun(Data, frozen=True, tag="overrun", tag_field="fault"):
     """One phase of a checkpoint takes longer than the checkpoint may: its calls to `dst` (or to any, `*`) are slow."""
 
     operation: Operation
@@ -228,10 +307,34 @@ class Overrun(_Data, frozen=True, tag="overrun", tag_field="fault"):
     side: Literal["request", "reply"] = "reply"
 
     def words(self) -> str:
-        return f"{_exchanges(self.dst, self.operation, self.k, self.n)}: the {self.side} is {self.by_s:g} s late"
+        return f"{exchanges(self.dst, self.operation, self.k, self.n)}: the {self.side} is {self.by_s:g} s late"
 
 
-class ClockOffset(_Data, frozen=True, tag="clock_offset", tag_field="fault"):
+class LeaseExpiry(Data, frozen=True, tag="lease_expiry", tag_field="fault"):
+    """When a server enters a phase for the k-th time, the controller reaches it no more until its lease is over."""
+
+    node: str
+    phase: str
+    for_s: float
+    k: int = 1
+
+    def words(self) -> str:
+        return f"{self.node} hears nothing for {self.for_s:g} s once it is {self.phase} for {nth(self.k)} time"
+
+
+class LateTimers(Data, frozen=True, tag="late_timers", tag_field="fault"):
+    """For a while whatever wakes a node, its timers above all, is noticed `by_s` late, as by a busy event loop."""
+
+    node: str
+    from_s: float
+    for_s: float
+    by_s: float
+
+    def words(self) -> str:
+        return f"{self.node} wakes {self.by_s:g} s late, {span(self.from_s, self.for_s)}"
+
+
+class ClockOffset(Data, frozen=True, tag="clock_offset", tag_field="fault"):
     """A host's wall clock is off from the beginning."""
 
     node: str
@@ -241,7 +344,7 @@ class ClockOffset(_Data, frozen=True, tag="clock_offset", tag_field="fault"):
         return f"the wall clock of {self.node} is {self.seconds:+g} s off"
 
 
-class ClockDrift(_Data, frozen=True, tag="clock_drift", tag_field="fault"):
+class ClockDrift(Data, frozen=True, tag="clock_drift", tag_field="fault"):
     """A host's wall clock gains `rate` seconds per second."""
 
     node: str
@@ -251,7 +354,7 @@ class ClockDrift(_Data, frozen=True, tag="clock_drift", tag_field="fault"):
         return f"the wall clock of {self.node} gains {self.rate:+g} s per second"
 
 
-class ClockJump(_Data, frozen=True, tag="clock_jump", tag_field="fault"):
+class ClockJump(Data, frozen=True, tag="clock_jump", tag_field="fault"):
     """A host's wall clock is set."""
 
     node: str
@@ -265,7 +368,7 @@ class ClockJump(_Data, frozen=True, tag="clock_jump", tag_field="fault"):
 # ------------------------------------------------------------------------------------------------- disk
 
 
-class DiskError(_Data, frozen=True, tag="disk_error", tag_field="fault"):
+class DiskError(Data, frozen=True, tag="disk_error", tag_field="fault"):
     """A node's disk steps k to k+n-1, of this name or of any, fail."""
 
     node: str
@@ -275,10 +378,10 @@ class DiskError(_Data, frozen=True, tag="disk_error", tag_field="fault"):
     step: str = ""
 
     def words(self) -> str:
-        return f"{self.node}'s {_range(self.k, self.n)} {self.step or 'disk'} step fails with {self.errno}"
+        return f"{self.node}'s {ordinal(self.k, self.n)} {self.step or 'disk'} step fails with {self.errno}"
 
 
-class SlowDisk(_Data, frozen=True, tag="slow_disk", tag_field="fault"):
+class SlowDisk(Data, frozen=True, tag="slow_disk", tag_field="fault"):
     """A node's disk steps k to k+n-1, of this name or of any, take `latency_s`."""
 
     node: str
@@ -288,41 +391,71 @@ class SlowDisk(_Data, frozen=True, tag="slow_disk", tag_field="fault"):
     step: str = ""
 
     def words(self) -> str:
-        return f"{self.node}'s {_range(self.k, self.n)} {self.step or 'disk'} step takes {self.latency_s:g} s"
+        return f"{self.node}'s {ordinal(self.k, self.n)} {self.step or 'disk'} step takes {self.latency_s:g} s"
+
+
+class BitFlip(Data, frozen=True, tag="bit_flip", tag_field="fault"):
+    """A bit of a file of the newest checkpoint rots at rest. Strikes only while there is an older one to go back to."""
+
+    when: When
+    file: int = 0
+    bit: int = 0
+
+    def words(self) -> str:
+        return f"a bit of file {self.file} of the newest checkpoint flips {self.when.words()}"
 
 
 # ------------------------------------------------------------------------------------------------- signals
 
 
-class Signal(_Data, frozen=True, tag="signal", tag_field="fault"):
-    """The controller gets a signal; twice, `again_s` later, where that is given."""
+class Signal(Data, frozen=True, tag="signal", tag_field="fault"):
+    """The controller gets a signal; twice, `again_s` later, where that is given. `group`: its whole job gets it, and
+    servers that do not listen to it die."""
 
     name: Literal["SIGUSR1", "SIGTERM"]
     when: When
     again_s: float | None = None
+    group: bool = False
 
     def words(self) -> str:
         again = "" if self.again_s is None else f" and again {self.again_s:g} s later"
-        return f"{self.name} to the controller {self.when.words()}{again}"
+        return f"{self.name} to the {'whole job' if self.group else 'controller'} {self.when.words()}{again}"
 
 
 Fault = (
     Crash
+    | CrashHost
     | CrashAtProbe
     | CrashAtStep
+    | CrashAtMessage
+    | Pause
+    | DelayAtProbe
     | Slow
     | Lose
     | Delay
     | Duplicate
     | Jitter
     | Partition
+    | Disconnect
+    | SlowReader
+    | HalfOpen
     | Overrun
+    | LeaseExpiry
+    | LateTimers
     | ClockOffset
     | ClockDrift
     | ClockJump
     | DiskError
     | SlowDisk
+    | BitFlip
     | Signal
+    | SlowWorker
+    | StuckWorker
+    | FailedReply
+    | ToolFails
+    | JudgeFails
+    | BadState
+    | Stranger
 )
 
 
@@ -331,21 +464,3 @@ def kind_of(fault: Fault) -> str:
     tag = fault.__struct_config__.tag
     assert isinstance(tag, str), "every fault has a name"
     return f"{tag}.{fault.how}" if isinstance(fault, Lose) else tag
-
-
-def _nth(k: int) -> str:
-    ending = "th" if k % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(k % 10, "th")
-    return f"the {k}{ending}"
-
-
-def _range(k: int, n: int) -> str:
-    return f"{k}." if n == 1 else f"{k}. to {k + n - 1}."
-
-
-def _exchanges(dst: str, route: str, k: int, n: int) -> str:
-    to = "anyone" if dst == EVERYTHING else dst
-    return f"{_range(k, n)} {route or 'call'} to {to}"
-
-
-def _span(from_s: float, for_s: float) -> str:
-    return f"from {from_s:g} s for {for_s:g} s"

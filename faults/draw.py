@@ -18,6 +18,7 @@ import msgspec
 from faults import catalogue as faults
 from faults.budget import within_budget
 from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
+from faults.draw_others import INFERENCE, OTHERS, PLACES
 from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
 from faults.schedule import draw_schedule
@@ -108,11 +109,13 @@ class Profile:
 
 SCHEDULED = 0.2
 """The share of seeds in which runnable tasks are not simply shuffled; drawn apart, so that it changes no other draw."""
-AREAS = ("processes", "network", "time", "disk", "signals")
+AREAS = ("processes", "network", "time", "disk", "signals", "inference", "others")
+DEFAULT = {"processes": 4, "network": 3, "time": 1.5, "disk": 1.5, "signals": 1.5, "inference": 2, "others": 2}
+CHAOS = {**DEFAULT, "network": 4, "time": 2, "disk": 2, "signals": 2}
 PROFILES: dict[str, Profile] = {
     "calm": Profile({}, 0, 0, (0.0, 0.0)),
-    "default": Profile({"processes": 4, "network": 3, "time": 1.5, "disk": 1.5, "signals": 1.5}, 1, 8, (3.0, 12.0)),
-    "chaos": Profile({"processes": 4, "network": 4, "time": 2, "disk": 2, "signals": 2}, 6, 16, (8.0, 40.0)),
+    "default": Profile(DEFAULT, 1, 8, (3.0, 12.0)),
+    "chaos": Profile(CHAOS, 6, 16, (8.0, 40.0)),
     **{area: Profile({area: 1.0}, 1, 5, (3.0, 10.0)) for area in AREAS},
     "endurance": Profile({}, DEATHS, DEATHS, (6.0, 20.0)),
 }
@@ -165,7 +168,7 @@ def _faults(drawing: _Drawing, profile: Profile, *, signalled: bool) -> tuple[Fa
     kinds = _kinds(chance, profile)
     if not kinds:
         return tuple(found)
-    number = min(profile.most, profile.few + _geometric(chance, 0.7))
+    number = min(profile.most, profile.few + _geometric(chance, 0.75))
     if profile.few > 1:
         number = chance.randint(profile.few, profile.most)
     makers, weights = [maker for maker, _ in kinds], [weight for _, weight in kinds]
@@ -436,7 +439,8 @@ def _slow_disk(d: _Drawing) -> Fault:
 def _signal(name: str) -> Maker:
     def maker(d: _Drawing) -> Fault:
         again = round(d.chance.choice((0.0, d.chance.uniform(0.0, 3.0))), 3) if d.chance.random() < 0.3 else None
-        return faults.Signal("SIGTERM" if name == "SIGTERM" else "SIGUSR1", d.when(), again)
+        group = name == "SIGTERM" and d.chance.random() < 0.2
+        return faults.Signal("SIGTERM" if name == "SIGTERM" else "SIGUSR1", d.when(), again, group)
 
     return maker
 
@@ -466,5 +470,8 @@ KINDS: tuple[tuple[str, str, Maker, float], ...] = (
     ("disk", "crash at a disk step", _at_step, 1.0),
     ("signals", "SIGUSR1", _signal("SIGUSR1"), 1.5),
     ("signals", "SIGTERM", _signal("SIGTERM"), 1.5),
+    *PLACES,
+    *INFERENCE,
+    *OTHERS,
 )
 """Area, kind, how to draw one, weight within the area."""

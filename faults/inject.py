@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from faults import acts
 from faults import catalogue as faults
 from faults.catalogue import EVERYTHING, Restart, When, kind_of
 from faults.plan import Plan
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from sim.trace import Row
     from sim.world import World
 
-ExchangeFault = faults.Lose | faults.Delay | faults.Duplicate | faults.Overrun
-DiskFault = faults.CrashAtStep | faults.DiskError | faults.SlowDisk
 Act = Callable[[], None]
 Key = tuple[str, str]
+
+
+WORKER, GENERATION = "worker", "completions"
 
 
 class _Rules:
@@ -66,15 +68,17 @@ class Injector:
         self.struck: Counter[str] = Counter()
         """How often faults of each kind struck."""
         self.healed = False
-        self._everyone = everyone
-        self._controller = controller
+        self.everyone = everyone
+        self.controller = controller
         self._restarts: dict[str, Restart] = {}
         self._chance = stream(seed, "fates")
         self._jitter_s = 0.0
         self._exchanges, self._disk, self._probes, self._rows = _Rules(), _Rules(), _Rules(), _Rules()
         self._any_exchange = self._any_disk = self._any_probe = False
+        self._behaviour = _Rules()
+        self._messages: _Rules | None = None
         self._slow: list[faults.Slow] = []
-        self._partitions: list[faults.Partition] = []
+        self.partitions: list[faults.Partition] = []
         self._on_event: dict[int, list[Act]] = {}
         self._world: World | None = None
 
@@ -89,7 +93,8 @@ class Injector:
         for fault in self.plan.faults:
             self._take_up(fault)
         # Any event may be one to strike upon only where the plan says so.
-        world.trace.subscribe(self._saw, None if self._on_event else self._rows.events())
+        events = self._rows.events() | (set(acts.SIDES) if self._messages is not None else set())
+        world.trace.subscribe(self._saw, None if self._on_event else events)
 
     def restart_of(self, node: str) -> Restart | None:
         """How this node comes back from the fault that brought it down; None when no fault did."""
@@ -100,14 +105,17 @@ class Injector:
         self.healed = True
         for host in self.world.hosts.values():
             host.drift(0.0)
+        for node in self.world.nodes.values():
+            self.world.freezer.lag(node.name, 0.0)
+            node.go_on()
 
     # ------------------------------------------------------------------------------------------- the plan
 
     def _take_up(self, fault: faults.Fault) -> None:
         match fault:
             case faults.Crash():
-                self._upon(fault.when, lambda: self._crash(fault))
-            case faults.CrashAtProbe():
+                self.upon(fault.when, lambda: self._crash(fault))
+            case faults.CrashAtProbe() | faults.DelayAtProbe():
                 self._probes.add(("probe", fault.point), fault.k, 1, fault)
                 self._any_probe = True
             case faults.CrashAtStep():
@@ -116,7 +124,14 @@ class Injector:
             case faults.DiskError() | faults.SlowDisk():
                 self._disk.add((fault.node, fault.step), fault.k, fault.n, fault)
                 self._any_disk = True
-            case faults.Lose() | faults.Delay() | faults.Duplicate():
+            case (
+                faults.Lose()
+                | faults.Delay()
+                | faults.Duplicate()
+                | faults.Disconnect()
+                | faults.SlowReader()
+                | faults.FailedReply()
+            ):
                 self._exchanges.add((fault.dst, fault.route), fault.k, fault.n, fault)
                 self._any_exchange = True
             case faults.Overrun():
@@ -124,88 +139,114 @@ class Injector:
                 self._any_exchange = True
             case faults.Slow():
                 self._slow.append(fault)
-                self._count(fault, fault.node)
+                self.count(fault, fault.node)
             case faults.Partition():
-                self._partitions.append(fault)
+                self.partitions.append(fault)
             case faults.Jitter():
                 self._jitter_s = max(self._jitter_s, fault.max_s)
-                self._count(fault)
+                self.count(fault)
             case faults.ClockOffset():
                 self.world.host(fault.node).jump(fault.seconds)
-                self._count(fault, fault.node)
+                self.count(fault, fault.node)
             case faults.ClockDrift():
                 self.world.host(fault.node).drift(fault.rate)
-                self._count(fault, fault.node)
+                self.count(fault, fault.node)
             case faults.ClockJump():
-                self._upon(fault.when, lambda: self._jump(fault))
+                self.upon(fault.when, lambda: self._jump(fault))
             case faults.Signal():
-                self._upon(fault.when, lambda: self._signal(fault))
+                self.upon(fault.when, lambda: self._signal(fault))
+            case faults.SlowWorker() | faults.StuckWorker():
+                self._exchanges.add((WORKER, GENERATION), fault.k, fault.n, fault)
+                self._any_exchange = True
+            case faults.ToolFails():
+                self._behaviour.add((fault.node, "tool"), fault.k, fault.n, fault)
+            case faults.JudgeFails():
+                self._behaviour.add((fault.node, "verify"), fault.k, fault.n, fault)
+            case faults.BadState():
+                self._behaviour.add((fault.node, "export"), fault.k, fault.n, fault)
+            case _:
+                acts.take_up(self, fault)
 
-    def _upon(self, when: When, act: Act) -> None:
+    def upon(self, when: When, act: Act) -> None:
+        """Do it then, unless all has healed."""
         match when:
             case faults.At():
-                self.world.clock.call_at(when.t_s, self._unless_healed, act)
+                self.world.clock.call_at(when.t_s, self.unless_healed, act)
             case faults.OnEvent():
                 self._on_event.setdefault(when.index, []).append(act)
             case faults.OnRow():
                 self._rows.add(("row", when.event), when.k, 1, act)
             case faults.OnPhase():
-                self._rows.add(("phase", when.phase), when.k, 1, act)
+                self._rows.add(("phase", f"{when.node} {when.phase}" if when.node else when.phase), when.k, 1, act)
 
-    def _count(self, fault: faults.Fault, node: str = "") -> None:
+    def count(self, fault: faults.Fault, node: str = "") -> None:
         """It strikes, here and now: counted, and seen in the trace before what follows from it."""
         kind = kind_of(fault)
         self.struck[kind] += 1
         self.world.emit(node, "fault", kind=kind, words=fault.words())
 
-    def _unless_healed(self, act: Act) -> None:
+    def unless_healed(self, act: Act) -> None:
         if not self.healed:
             act()
 
     def _saw(self, row: Row) -> None:
         if self.healed:
             return
-        acts = self._on_event.pop(self.world.trace.events, None) if self._on_event else None
+        if self._messages is not None and row.event in acts.SIDES:
+            for act in self._messages.due((row.node, row.event)):
+                act()
+        due = self._on_event.pop(self.world.trace.events, None) if self._on_event else None
         if row.event == "phase":
-            acts = [*(acts or ()), *self._rows.due(("phase", row.fields["now"]), ("row", "phase"))]
+            due = [*(due or ()), *self._rows.due(*_phase_keys(row))]
         else:
-            acts = [*(acts or ()), *self._rows.due(("row", row.event))]
-        for act in acts:
+            due = [*(due or ()), *self._rows.due(("row", row.event))]
+        for act in due:
             if trio.lowlevel.in_trio_task():
                 act()
             else:  # amid the network's own work: right after it, and before any task runs
-                self.world.clock.call_after(0.0, self._unless_healed, act)
+                self.world.clock.call_after(0.0, self.unless_healed, act)
 
     # ------------------------------------------------------------------------------------------- things that are done
 
     def _crash(self, fault: faults.Crash) -> None:
-        names = self._everyone if EVERYTHING in fault.nodes else fault.nodes
-        alive = [name for name in names if name in self._everyone and self.world.nodes[name].alive]
+        names = self.everyone if EVERYTHING in fault.nodes else fault.nodes
+        alive = [name for name in names if name in self.everyone and self.world.nodes[name].alive]
         if alive:
-            self._count(fault, alive[0] if len(alive) == 1 else "")
-        self._down(alive, fault.restart, silent=fault.silent)
+            self.count(fault, alive[0] if len(alive) == 1 else "")
+        self.down(alive, fault.restart, silent=fault.silent)
 
-    def _down(self, names: list[str], restart: Restart, *, silent: bool = False) -> None:
+    def upon_message(self, node: str, event: str, k: int, act: Act) -> None:
+        """Do it when the node's k-th message of this event is seen."""
+        if self._messages is None:
+            self._messages = _Rules()
+        self._messages.add((node, event), k, 1, act)
+
+    def down(self, names: list[str], restart: Restart, *, silent: bool = False) -> None:
+        """These nodes die."""
         for name in names:
             self._restarts[name] = restart
         for name in names:
             self.world.nodes[name].crash(silent=silent)
 
     def _all_down(self, restart: Restart) -> None:
-        self._down([name for name in self._everyone if self.world.nodes[name].alive], restart)
+        self.down([name for name in self.everyone if self.world.nodes[name].alive], restart)
 
     def _jump(self, fault: faults.ClockJump) -> None:
         self.world.host(fault.node).jump(fault.seconds)
-        self._count(fault, fault.node)
+        self.count(fault, fault.node)
 
     def _signal(self, fault: faults.Signal) -> None:
-        node = self.world.nodes[self._controller]
+        node = self.world.nodes[self.controller]
         if node.alive:
-            self._count(fault, node.name)
+            self.count(fault, node.name)
             node.signal(fault.name)
+        if fault.group:
+            for name in self.everyone:
+                if name != self.controller:
+                    self.world.nodes[name].signal(fault.name)
         if fault.again_s is not None:
             once = faults.Signal(fault.name, fault.when)
-            self.world.clock.call_after(fault.again_s, self._unless_healed, lambda: self._signal(once))
+            self.world.clock.call_after(fault.again_s, self.unless_healed, lambda: self._signal(once))
 
     # ------------------------------------------------------------------------------------------- fates
 
@@ -218,7 +259,7 @@ class Injector:
         if self._any_exchange:
             route = _route(path)
             for fault in self._exchanges.due((dst, route), (dst, ""), (EVERYTHING, route), (EVERYTHING, "")):
-                self._count(fault, src)
+                self.count(fault, src)
                 match fault:
                     case faults.Lose():
                         fields |= _loss(fault)
@@ -229,9 +270,16 @@ class Injector:
                         back += fault.by_s if fault.side == "reply" else 0.0
                     case faults.Duplicate():
                         fields |= {"duplicate": True, "duplicate_delay_s": fault.after_s}
-        for cut in self._partitions:
+                    case faults.SlowWorker() if not fault.keep_alives:
+                        back += fault.by_s
+                    case faults.FailedReply():
+                        fields |= {"status": fault.status}
+                        back += fault.by_s
+                    case _:
+                        fields |= acts.fields_of(fault)
+        for cut in self.partitions:
             if cut.src in (src, EVERYTHING) and cut.dst in (dst, EVERYTHING) and self._within(cut.from_s, cut.for_s):
-                self._count(cut, src)
+                self.count(cut, src)
                 fields |= {"lose": "before", "hang": True} if cut.silent else {"refuse": True}
         slow = self._slowness(src) + self._slowness(dst)
         if self._jitter_s:
@@ -248,7 +296,7 @@ class Injector:
             return CALM_DISK
         latency, failure, crash = CALM_DISK.latency_s + self._slowness(node), None, None
         for fault in self._disk.due((node, step), (node, "")) if self._any_disk else ():
-            self._count(fault, node)
+            self.count(fault, node)
             match fault:
                 case faults.DiskError():
                     failure = getattr(errno, fault.errno)
@@ -266,13 +314,26 @@ class Injector:
         if self.healed or not (self._any_probe or self._slow):
             return CALM_PROBE
         due = self._probes.due(("probe", point)) if self._any_probe else []
+        delay, crash = self._slowness(node), False
         for fault in due:
-            self._count(fault, node)
+            self.count(fault, node)
+            if isinstance(fault, faults.DelayAtProbe):
+                delay += fault.by_s
+                continue
+            crash = True
             self._restarts[node] = fault.restart
             if fault.everything:
                 self.world.clock.call_after(0.0, self._all_down, fault.restart)
-        slow = self._slowness(node)
-        return ProbeFate(crash=bool(due), delay_s=slow) if due or slow else CALM_PROBE
+        return ProbeFate(crash=crash, delay_s=delay) if crash or delay else CALM_PROBE
+
+    def behave(self, node: str, what: str) -> str:
+        """See `sim.fates.Fates`."""
+        how = ""
+        if not self.healed:
+            for fault in self._behaviour.due((node, what)):
+                self.count(fault, node)
+                how = "raises" if isinstance(fault, faults.ToolFails) else fault.how
+        return how
 
     def _slowness(self, node: str) -> float:
         if not self._slow:
@@ -281,6 +342,11 @@ class Injector:
 
     def _within(self, from_s: float, for_s: float) -> bool:
         return from_s <= self.world.now < from_s + for_s
+
+
+def _phase_keys(row: Row) -> tuple[Key, ...]:
+    now = row.fields["now"]
+    return ("phase", now), ("phase", f"{row.node} {now}"), ("row", "phase")
 
 
 @lru_cache(maxsize=8192)

@@ -29,6 +29,7 @@ from gym_ckpt.settings import (
     ResourcesSettings,
 )
 from gym_ckpt.wire.messages import Status
+from sim import gyms
 from sim.node import Main
 from sim.workload import Workload
 from sim.world import World
@@ -38,6 +39,12 @@ CONTROLLER = "controller"
 SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
 SECOND_POLICY = "policy2"
 """Where tokens are captured: another policy-model server, which shares the ledger."""
+HOSTS = {
+    "head": ("controller", "environment"),
+    "cpu": ("agent", "inventory", "verifier"),
+    "gpu": ("policy", SECOND_POLICY, "worker"),
+}
+"""What runs where."""
 RUN_DIR, INPUT, OUTPUT, LEDGER = "/run", "/data/tasks.jsonl", "/data/rows.jsonl", "/ledger"
 FOREIGN = tuple(f"{RUN_DIR}/{name}" for name in ("notes.txt", "notes.tmp", "LATEST.bak", "records-0.jsonl"))
 """Files of somebody else in the run's directory; some look like the run's own."""
@@ -82,6 +89,7 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
     """The configuration of the simulated gym."""
     urls = {name: f"http://{name}:80" for name in servers_of(workload)}
     ledger_dir = LEDGER if workload.captured else None
+    inventory = gyms.RESTARTING if workload.restarts else gyms.INVENTORY
     models = [name for name in ("policy", SECOND_POLICY) if name in urls]
     return GymSettings(
         control_token=TOKEN,
@@ -94,8 +102,8 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
                 verifier="verifier" if workload.judged else None,
             ),
             "agent": AgentSettings(url=urls["agent"], model=tuple(models), stream=workload.stream),
-            "inventory": ResourcesSettings(url=urls["inventory"], gym="inventory"),
-            "verifier": ResourcesSettings(url=urls["verifier"], gym="answer"),
+            "inventory": ResourcesSettings(url=urls["inventory"], gym=inventory),
+            "verifier": ResourcesSettings(url=urls["verifier"], gym=gyms.ANSWER),
             **{name: ModelSettings(url=urls[name], workers=("worker",), ledger_dir=ledger_dir) for name in models},
             "worker": InferenceSettings(url=urls["worker"], tokens_per_s=workload.tokens_per_s, step_tokens=40),
         },

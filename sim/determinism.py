@@ -57,6 +57,20 @@ class Policy(Protocol):
         ...
 
 
+class Sieve(Protocol):
+    """Takes runnable tasks out of a batch and keeps them; they run again by `run_again`."""
+
+    @property
+    def active(self) -> bool: ...
+
+    def sift(self, batch: list[Task]) -> None: ...
+
+
+def run_again(tasks: list[Task]) -> None:
+    """Tasks that a sieve has kept are runnable again, in this order."""
+    _run.GLOBAL_RUN_CONTEXT.runner.runq.extend(tasks)
+
+
 class RunStopped(BaseException):
     """Thrown into whatever still runs when a stuck run is taken down."""
 
@@ -213,7 +227,10 @@ def _raise(death: BaseException) -> NoReturn:
 class _Scheduler:
     """Stands in for trio's random object: called once per batch."""
 
-    def __init__(self, seed: int, clock: VirtualClock, reaper: Reaper, policy: Policy | None) -> None:
+    def __init__(
+        self, seed: int, clock: VirtualClock, reaper: Reaper, policy: Policy | None, sieve: Sieve | None
+    ) -> None:
+        self._sieve = sieve
         self._random = stream(seed, "schedule")
         self._clock = clock
         self._reaper = reaper
@@ -228,6 +245,8 @@ class _Scheduler:
             gc.collect()  # at the same turn in every process, so that a finalizer runs at the same moment
         if self._reaper.active:
             self._reaper.step()
+        if self._sieve is not None and self._sieve.active:
+            self._sieve.sift(batch)
         if self._jumps != self._clock.jumps:
             self._jumps, self._batches = self._clock.jumps, 0
         self._batches += 1
@@ -274,6 +293,7 @@ def run_deterministic(
     *,
     policy: Policy | None = None,
     reaper: Reaper | None = None,
+    sieve: Sieve | None = None,
     guard: bool = True,
 ) -> T:
     """Run `async_fn` on trio so that everything that happens follows from `seed`; return its result.
@@ -290,7 +310,7 @@ def run_deterministic(
     with ExitStack() as stack:
         for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING"):
             stack.callback(setattr, _run, name, getattr(_run, name))
-        setattr(_run, "_r", _Scheduler(seed, clock, reaper, policy))  # noqa: B010 - another type on purpose
+        setattr(_run, "_r", _Scheduler(seed, clock, reaper, policy, sieve))  # noqa: B010 - another type on purpose
         setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)  # noqa: B010 - declared Final
         stack.callback(setattr, _IO_MANAGER, "get_events", _IO_MANAGER.get_events)
         setattr(_IO_MANAGER, "get_events", _seldom(_IO_MANAGER.get_events, clock))  # noqa: B010 - as above

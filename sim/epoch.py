@@ -27,9 +27,11 @@ class NodeCrashed(BaseException):
 class Epoch:
     """`number` counts the lives of node `name` from 1."""
 
-    __slots__ = ("alive", "exchanges", "name", "number", "nursery", "pid")
+    __slots__ = ("alive", "behave", "exchanges", "name", "number", "nursery", "pid")
 
     def __init__(self, name: str, number: int, pid: int) -> None:
+        self.behave: Callable[[str], str] = _as_it_should
+        """For code in this process that is somebody else's: `sim.fates.Fates.behave`."""
         self.name = name
         self.number = number
         self.pid = pid
@@ -56,12 +58,21 @@ class Epoch:
         context.run(_start, self, nursery, fn, args, name)
 
 
+def _as_it_should(what: str) -> str:
+    return ""
+
+
 _CURRENT: ContextVar[Epoch | None] = ContextVar("sim_epoch", default=None)
 
 
 def current_epoch() -> Epoch | None:
     """The process that the running task belongs to; None for the harness."""
     return _CURRENT.get()
+
+
+def epoch_of(task: trio.lowlevel.Task) -> Epoch | None:
+    """The process that a task belongs to; None for the harness."""
+    return task.context.get(_CURRENT)
 
 
 def _start(

@@ -20,6 +20,7 @@ import trio
 from trio.lowlevel import Abort
 
 from gym_ckpt.errors import PeerLost, TransportError
+from gym_ckpt.wire.sse import KEEP_ALIVE
 from sim.clock import Timer, VirtualClock
 from sim.fates import ExchangeFate
 from sim.trace import describe
@@ -107,6 +108,11 @@ class Exchange:
         self._chunks_sent = 0
         self._window = 0
         self._severed = False
+        self.silent = False
+        """The link is half-open: nothing that either side sends arrives."""
+        self._cut_request = False
+        self._replaced = False
+        self._limit = 0 if fate.read_s else WINDOW_BYTES
         self._to_server = 0.0
         self._to_client = 0.0
 
@@ -130,7 +136,7 @@ class Exchange:
     def credit(self, size: int) -> None:
         """The client has read `size` bytes of the reply."""
         self._window -= size
-        if self._window <= WINDOW_BYTES:
+        if self._window <= self._limit:
             self._server_slot.wake()
 
     def _close_client(self, after_s: float | None = None) -> None:
@@ -139,8 +145,15 @@ class Exchange:
             self.timer = None
         self.client_slot.wake()
         if not self.disconnected and not self._complete:
-            self._call_server(self._disconnect, after_s=after_s)
+            self._call_server(self._disconnect, after_s=SILENCE_S if self.silent else after_s)
         self._maybe_finished()
+
+    def go_silent(self) -> None:
+        """From now on the link is half-open: each side learns of it only much later, by itself."""
+        if not (self._severed or self.ended or self.error is not None or self._left):
+            self._severed = self.silent = True
+            self._clock.call_after(SILENCE_S, self.fail, PeerLost("no answer, and then a reset"))
+            self._clock.call_after(SILENCE_S, self._disconnect)
 
     def _call_server(self, fn: Callable[..., object], *args: Any, after_s: float | None = None) -> None:
         latency = self.fate.request_latency_s if after_s is None else after_s
@@ -155,7 +168,7 @@ class Exchange:
     # ------------------------------------------------------------------ arrival at the client
 
     def _head_arrives(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
-        if self.error is None and not self._left:
+        if self.error is None and not self._left and not self.silent:
             self.status, self.headers = status, headers
             if not self.whole:
                 if self.timer is not None:  # in a stream the time-out is for the headers only
@@ -164,7 +177,7 @@ class Exchange:
                 self.client_slot.wake()
 
     def _chunk_arrives(self, chunk: bytes, last: bool) -> None:
-        if self.error is not None or self._left:
+        if self.error is not None or self._left or self.silent:
             return
         if chunk:
             if self.tap is not None:
@@ -187,6 +200,9 @@ class Exchange:
     def request_arrives(self, body: bytes) -> None:
         """The head is here; the body follows as fast as it is read."""
         self.arrived = True
+        if self.fate.lose == "mid_request":
+            self._cut_request = True
+            body = body[: len(body) // 2]
         if len(body) <= CHUNK_BYTES:
             self._incoming.append(body)
         else:
@@ -214,7 +230,7 @@ class Exchange:
                 if self._on_the_way:
                     self._in_flight += 1
                     self._call_server(self._body_arrives, self._on_the_way.popleft())
-                more = bool(self._incoming or self._on_the_way or self._in_flight)
+                more = bool(self._incoming or self._on_the_way or self._in_flight or self._cut_request)
                 return {"type": "http.request", "body": chunk, "more_body": more}
             if self.disconnected or self._complete:
                 return {"type": "http.disconnect"}
@@ -226,7 +242,7 @@ class Exchange:
         epoch = self.dst
         assert epoch is not None
         await epoch.checkpoint()
-        while self._window > WINDOW_BYTES and not self.disconnected:
+        while self._window > self._limit and not self.disconnected:
             await self._server_slot.wait()
             await epoch.fence()
         if self.disconnected:
@@ -246,15 +262,21 @@ class Exchange:
     def _start(self, status: int, raw: Any) -> None:
         self._started = True
         assert self.dst is not None
-        self._wire.emit(self.dst.name, "net.head", x=self.number, status=status)
         headers = tuple((key.decode("latin-1").lower(), value.decode("latin-1")) for key, value in raw)
+        streams = any(key == "content-type" and value.startswith("text/event-stream") for key, value in headers)
+        self._wire.emit(self.dst.name, "net.head", x=self.number, status=status, stream=streams)
         bodyless = status in (204, 304) or self.method == "HEAD"
         if not bodyless:
             self._expected = next((int(value) for key, value in headers if key == "content-length"), None)
         if self.fate.lose == "after":
             self._sever()
         elif not self._severed:
+            if self.fate.status and status < 400:
+                self._replaced = True
+                status, headers = self.fate.status, (("content-type", "application/json"),)
             self._call_client(self._head_arrives, status, headers)
+            if self.fate.keep_alives and streams:
+                self._keep_alive()
 
     def _body(self, chunk: bytes, last: bool) -> None:
         if self.method == "HEAD":
@@ -265,9 +287,11 @@ class Exchange:
                 raise RuntimeError("Response content longer than Content-Length")
             if last and self._expected > 0:
                 raise RuntimeError("Response content shorter than Content-Length")
-        if self.fate.lose == "mid_reply" and (last or self._chunks_sent >= self.fate.mid_reply_chunks):
+        if self.fate.lose in ("mid_reply", "in_frame") and (last or self._chunks_sent >= self.fate.mid_reply_chunks):
             if chunk and self._chunks_sent < self.fate.mid_reply_chunks:
                 self._push(chunk, last=False)
+            elif chunk and self.fate.lose == "in_frame":
+                self._push(chunk[: (len(chunk) + 1) // 2], last=False)
             self._sever()
         if last:
             self._complete = True
@@ -278,9 +302,19 @@ class Exchange:
             self._server_slot.wake()
             self._maybe_finished()
 
+    def _keep_alive(self) -> None:
+        """What a worker, or a proxy before it, sends while there is no answer yet."""
+        for _ in range(self.fate.keep_alives):
+            self._to_client += self.fate.keep_alive_s / self.fate.keep_alives
+            self._call_client(self._chunk_arrives, KEEP_ALIVE, False)
+
     def _push(self, chunk: bytes, last: bool) -> None:
         self._window += len(chunk)
+        if self._replaced:
+            chunk = b'{"error": {"code": "refused", "detail": "it went wrong on the way"}}' if last else b""
         if not self._severed:
+            if self.fate.read_s:
+                self._to_client = max(self._to_client, self._clock.current_time()) + self.fate.read_s
             self._call_client(self._chunk_arrives, chunk, last)
 
     def _sever(self) -> None:

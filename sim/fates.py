@@ -20,21 +20,31 @@ class InjectedFailure(Exception):
 class ExchangeFate:
     """What becomes of one HTTP exchange. Latencies are one way, in seconds of virtual time.
 
-    `lose` resets the connection: `before` the request arrives; `after` it took effect and before any of the reply;
-    `mid_reply` when the headers and `mid_reply_chunks` body chunks are through, at the latest instead of the end.
-    With `hang` the same loss is silent (None counts as `before`): the client learns of it from its time-out, or from a
-    reset much later. `refuse`: no connection at all. `duplicate` delivers the request a second time,
-    `duplicate_delay_s` after the first, as an exchange of its own whose reply nobody reads.
+    `lose` resets the connection: `before` the request arrives; `mid_request` when half of its body has; `after` it took
+    effect and before any of the reply; `mid_reply` when the headers and `mid_reply_chunks` body chunks are through, at
+    the latest instead of the end; `in_frame` in the midst of the next chunk after those. With `hang` the same loss is
+    silent (None counts as `before`): the client learns of it from its time-out, or from a reset much later. `refuse`:
+    no connection at all. `duplicate` delivers the request a second time, `duplicate_delay_s` after the first, as an
+    exchange of its own whose reply nobody reads.
+
+    `breaks_after_s`: so long after it was sent the connection breaks, wherever the exchange stands. `status`: whatever
+    good answer there is, its caller gets an error of this status instead. `read_s`: the caller takes so long to read a
+    part of the reply. `keep_alives`: so many come in a stream before its data, over `keep_alive_s`.
     """
 
     request_latency_s: float = 0.001
     reply_latency_s: float = 0.001
-    lose: Literal["before", "after", "mid_reply"] | None = None
+    lose: Literal["before", "mid_request", "after", "mid_reply", "in_frame"] | None = None
     hang: bool = False
     refuse: bool = False
     mid_reply_chunks: int = 0
     duplicate: bool = False
     duplicate_delay_s: float = 0.0
+    breaks_after_s: float | None = None
+    status: int = 0
+    read_s: float = 0.0
+    keep_alives: int = 0
+    keep_alive_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,10 @@ class Fates(Protocol):
 
     def probe(self, node: str, point: str) -> ProbeFate: ...
 
+    def behave(self, node: str, what: str) -> str:
+        """How somebody else's code in this process behaves when it is asked to do `what`; empty: as it should."""
+        ...
+
 
 CALM_EXCHANGE = ExchangeFate()
 CALM_DISK = DiskFate()
@@ -86,3 +100,6 @@ class CalmFates:
 
     def probe(self, node: str, point: str) -> ProbeFate:
         return CALM_PROBE
+
+    def behave(self, node: str, what: str) -> str:
+        return ""

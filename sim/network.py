@@ -102,6 +102,13 @@ class Network:
             elif exchange.arrived:
                 exchange.server_gone(after_s)
 
+    def half_open(self, one: Epoch, other: Epoch) -> int:
+        """Every link between these two goes silent; how many were in use."""
+        links = [each for each in one.exchanges.values() if {each.src, each.dst} == {one, other}]
+        for exchange in links:
+            exchange.go_silent()
+        return len(links)
+
     # ------------------------------------------------------------------ client
 
     async def open(
@@ -160,6 +167,10 @@ class Network:
             clock.call_after(there_and_back, exchange.fail, PeerUnreachable(f"{target.authority}: connection refused"))
         elif fate.lose in (None, "before") and fate.hang:
             clock.call_after(SILENCE_S, exchange.fail, PeerLost(f"{target.authority}: no answer, and then a reset"))
+        elif fate.lose == "mid_request":
+            exchange._call_server(self._arrive, exchange, listener, scope, body)
+            cut = PeerLost(f"{target.authority}: connection reset while the request was sent")
+            clock.call_after(there_and_back, exchange.fail, cut)
         elif fate.lose == "before":
             clock.call_after(there_and_back, exchange.fail, PeerLost(f"{target.authority}: connection reset"))
         else:
@@ -168,10 +179,12 @@ class Network:
                 clock.call_after(
                     fate.request_latency_s + fate.duplicate_delay_s, self._arrive_again, listener, fate, scope, body
                 )
+        if fate.breaks_after_s is not None:
+            clock.call_after(fate.breaks_after_s, exchange.fail, PeerLost(f"{target.authority}: connection reset"))
         if timeout_s is not None:
             # Its text is part of the trace, so it says nothing that differs between runs.
-            error = PeerTimeout(f"{method} {target.authority}{target.path}: no answer within {timeout_s} s")
-            exchange.timer = clock.call_after(timeout_s, exchange.fail, error)
+            late = PeerTimeout(f"{method} {target.authority}{target.path}: no answer within {timeout_s} s")
+            exchange.timer = clock.call_after(timeout_s, exchange.fail, late)
         return exchange
 
     def _exchange(self, src: Epoch, dst: Epoch | None, fate: ExchangeFate, method: str) -> Exchange:
@@ -193,6 +206,8 @@ class Network:
 
     def _arrive(self, exchange: Exchange, listener: Listener, scope: dict[str, Any], body: bytes) -> None:
         epoch = listener.epoch
+        if exchange.silent:
+            return
         if not (listener.open and epoch.alive and listener.nursery is not None):
             exchange._call_client(exchange.fail, PeerLost("connection reset: the server is gone"))
             return

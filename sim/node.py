@@ -10,6 +10,7 @@ A `main` that raises is recorded in `error` and traced as `node.died`; one that 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -77,6 +78,7 @@ class Node:
         """Begin a life. An assertion fails if one is going on."""
         assert not self.alive, f"{self.name} is running already"
         epoch = Epoch(self.name, 1 if self.epoch is None else self.epoch.number + 1, self.world.next_pid())
+        epoch.behave = partial(self.world.fates.behave, self.name)
         self.epoch, self.exited, self.error, self._task = epoch, False, None, None
         self.signals = SignalBox()
         ports = build_ports(self, epoch)
@@ -101,7 +103,20 @@ class Node:
         if name == "SIGKILL" or not self.signals.deliver(name):
             self.crash()
 
+    def stop(self) -> None:
+        """SIGSTOP: the process lives and does not run. Nothing if it is not running anyway."""
+        if self.alive and not self.world.freezer.is_stopped(self.name):
+            self.world.emit(self.name, "node.stopped")
+            self.world.freezer.stop(self.name)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.alive and self.world.freezer.is_stopped(self.name):
+            self.world.emit(self.name, "node.continued")
+            self.world.freezer.go_on(self.name)
+
     def _end(self, epoch: Epoch, silent: bool) -> None:
+        self.world.freezer.let_go(self.name)
         self.world.network.reset(epoch, silent=silent)
         if self._task is not None:
             self.world.reaper.condemn(self._task, NodeCrashed(self.name))

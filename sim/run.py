@@ -26,6 +26,7 @@ from faults.plan import Plan
 from gym_ckpt.ports import Ports
 from sim.cluster import CONTROLLER, Cluster, Options, servers_of, until
 from sim.determinism import park
+from sim.gyms import Misbehaved
 from sim.keeper import Comeback, Keeper
 from sim.oracle import Oracle, Violation
 from sim.rare import Rare
@@ -148,7 +149,10 @@ class _Run:
         self._broken.add((row.node, row.t))
 
     def _is_meant(self, failure: Failure) -> bool:
-        """A gate whose worker is lost in mid-answer breaks off, as a server does: by returning without the rest."""
+        """A gate whose worker is lost in mid-answer breaks off, as a server does: by returning without the rest. And an
+        author's code that raises is answered with 500, as servers do."""
+        if failure.kind == "handler" and isinstance(failure.error, Misbehaved):
+            return True
         return failure.kind == "handler" and failure.error is None and (failure.node, failure.t) in self._broken
 
     def verdict(self, bug: str | None) -> Verdict:

@@ -12,13 +12,16 @@ from faults.endurance import HEAVY, HEAVY_WORKLOADS
 from gym_ckpt.wire import json
 from sim.streams import stream
 
-WORKLOADS = 12
+WORKLOADS = 13
 """How many different ones there are, besides those whose episodes differ much in length (`faults.endurance`)."""
+RESTARTING = 12
+"""The one whose sessions cannot be captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`tasks`: id → prompt. `tokens_per_s`: of one generation. `captured`: two policy servers share a ledger."""
+    """`tasks`: id → prompt. `tokens_per_s`: of one generation. `captured`: two policy servers share
+    a ledger. `restarts`: no session can be captured."""
 
     number: int
     tasks: tuple[tuple[str, str], ...]
@@ -27,6 +30,7 @@ class Workload:
     tokens_per_s: float
     concurrency: int
     captured: bool = False
+    restarts: bool = False
 
     def input(self) -> bytes:
         """The input file of the collection run."""
@@ -48,6 +52,7 @@ def workload(number: int, rollouts: int = 8) -> Workload:
         tokens_per_s=200.0,
         concurrency=rollouts if number % 4 else max(2, rollouts // 2),
         captured=number % 4 in (1, 2),
+        restarts=number == RESTARTING,
     )
 
 

@@ -22,6 +22,7 @@ from sim.determinism import Policy, Reaper, run_deterministic
 from sim.disk import SimFileSystem
 from sim.epoch import Epoch, NodeCrashed
 from sim.fates import CalmFates, Fates
+from sim.freezer import Freezer
 from sim.network import Network, NodeClient
 from sim.node import HostClock, Main, Node
 from sim.streams import stream
@@ -80,6 +81,7 @@ class World:
         self.policy = policy
         self.clock = VirtualClock()
         self.reaper = Reaper()
+        self.freezer = Freezer(self.clock)
         self.trace = Trace(tail=tail, keep_all=keep_all_rows)
         self.disk = SimFileSystem(stream(seed, "disk"), journalled=journalled)
         self.network = Network(self.clock, self.fates, self.emit, self._handler_failed)
@@ -160,6 +162,9 @@ class World:
     def _close(self) -> None:
         """The script is over: from here on nothing counts, and whatever still runs is ended."""
         self.trace.close()
+        for name in self.nodes:
+            self.freezer.lag(name, 0.0)
+            self.freezer.let_go(name)
         for node in self.nodes.values():
             if node.epoch is not None and node.epoch.alive:
                 node.epoch.alive = False
@@ -174,7 +179,13 @@ class World:
         self.trace.fault = self._stop
         try:
             run_deterministic(
-                lambda: self._run(script), self.seed, self.clock, policy=self.policy, reaper=self.reaper, guard=guard
+                lambda: self._run(script),
+                self.seed,
+                self.clock,
+                policy=self.policy,
+                reaper=self.reaper,
+                sieve=self.freezer,
+                guard=guard,
             )
         except Stuck as exc:
             self.record("", "stuck", exc, describe(exc))

@@ -129,7 +129,8 @@ class Oracle:
 
     async def finish(self, ports: Ports) -> None:
         """Faults have stopped and the controller has completed: see everything come to rest (INV-5)."""
-        await Rest(self._findings, self._world, self._cluster, self._known).reached(ports)
+        rotten = frozenset(self.run_directory.rotten)
+        await Rest(self._findings, self._world, self._cluster, self._known, rotten).reached(ports)
         self.run_directory.inspect("at the end")
         self.run_directory.kept()
         self._written.after_all()

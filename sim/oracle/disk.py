@@ -36,9 +36,18 @@ class RunDirectory(Check):
         self._sound: dict[str, dict[str, bytes]] = {}
         """By checkpoint: its files when it was last found complete."""
         self._seen: tuple[Tree, Tree] = ({}, {})
+        self.rotten: set[str] = set()
+        """Checkpoints in which the disk has changed a bit by itself: nobody can be blamed for those."""
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {"node.crashed": self._crashed, "collector.published": self._published}
+        return {
+            "node.crashed": self._crashed,
+            "collector.published": self._published,
+            "disk.flipped": self._flipped,
+        }
+
+    def _flipped(self, row: Row) -> None:
+        self.rotten.add(row.fields["checkpoint_id"])
 
     def _crashed(self, row: Row) -> None:
         self.inspect(f"after the crash of {row.node}")
@@ -95,6 +104,8 @@ class RunDirectory(Check):
 
     def _incomplete(self, tree: Tree, checkpoint_id: str) -> str | None:
         root = layout.checkpoint_dir(self._run_dir, checkpoint_id) + "/"
+        if checkpoint_id in self.rotten:
+            return None
         files = {path: data for path, data in tree.items() if path.startswith(root)}
         if self._sound.get(checkpoint_id) == files:
             return None
@@ -106,6 +117,8 @@ class RunDirectory(Check):
     def _unchanged(self, durable: Tree) -> None:
         now = participants(durable)
         for directory, before in list(self._manifests.items()):
+            if any(f"/{name}/" in directory for name in self.rotten):
+                continue
             if layout.MANIFEST in now.get(directory, {}):
                 self.look(49, _named(directory, unchanged(before, now[directory])))
             else:

@@ -29,6 +29,8 @@ class Held(Check):
         self._asked: dict[int, str] = {}
         self._undelivered: Counter[str] = Counter()
         """By server: calls whose answer has started and whose head has not left."""
+        self._early: Counter[str] = Counter()
+        """By server: streams whose head has left with nothing but keep-alives, as they may (INV-13 sees the data)."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -43,7 +45,7 @@ class Held(Check):
         }
 
     def _new_life(self, row: Row) -> None:
-        self._undelivered[row.node] = 0
+        self._undelivered[row.node] = self._early[row.node] = 0
 
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
@@ -58,7 +60,10 @@ class Held(Check):
         self.look(11, None, row.node)
 
     def _start(self, row: Row) -> None:
-        self._undelivered[row.node] += 1
+        if self._early[row.node]:
+            self._early[row.node] -= 1
+        else:
+            self._undelivered[row.node] += 1
         if self._known.server(row.node).closed:
             self.look(11, f"the answer of call {row.fields['call']} started while admission was closed", row.node)
 
@@ -71,6 +76,9 @@ class Held(Check):
             return
         self._calls.discard(number)
         if row.fields["status"] >= 400:
+            return
+        if row.fields.get("stream") and not self._undelivered[row.node]:
+            self._early[row.node] += 1
             return
         self._undelivered[row.node] -= 1
         if self._undelivered[row.node] >= 0:

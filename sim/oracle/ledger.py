@@ -68,6 +68,10 @@ class Writing(Check):
         """Exchanges that are gated calls, with their capture keys, until their answer's head."""
         self._heads: Counter[str] = Counter()
         """By capture key: answers that began to be sent."""
+        self._begun: Counter[str] = Counter()
+        """... answers that had leave to begin"""
+        self._early: Counter[str] = Counter()
+        """... streams whose head was sent before that, with nothing but keep-alives"""
         self._unstaged: Counter[str] = Counter()
         """... and calls that were delivered without a row, because they could not be staged."""
         self._writing: dict[str, dict[str, str]] = {}
@@ -106,6 +110,9 @@ class Writing(Check):
         key = self._calls.pop(row.fields["x"], None)
         if key is None or row.node not in self._models or row.fields["status"] >= 400:
             return
+        if row.fields.get("stream") and self._heads[key] >= self._begun[key]:
+            self._early[key] += 1
+            return
         self._heads[key] += 1
         if self._shelf.has(key + FENCE):
             return  # whoever looks after its files has retired it; the answer's server is about to
@@ -122,6 +129,10 @@ class Writing(Check):
         early = call not in self.begun and any(each["model_call_id"] == call for each in self._shelf.rows(key))
         self.look(16, f"call {call} had its row before it began" if early else None, row.node)
         self.begun.add(call)
+        self._begun[key] += 1
+        if self._early[key]:
+            self._early[key] -= 1
+            self._heads[key] += 1
         self._writing.setdefault(row.node, {})[call] = key
 
     def _marked(self, row: Row) -> None:
@@ -153,7 +164,8 @@ class Writing(Check):
     def _installed(self, row: Row) -> None:
         """What an earlier execution of the same attempt left is gone with its rows."""
         for each in episodes(row.fields["scope"]):
-            self._heads.pop(each.next().key, None)
+            for counted in (self._heads, self._begun, self._early):
+                counted.pop(each.next().key, None)
             self._unstaged.pop(each.next().key, None)
 
     def _restore(self, row: Row) -> None:

@@ -27,7 +27,11 @@ LEASE_SLACK_S = 60.0
 class Rest:
     """Waits for rest, within a bound, and says what is not."""
 
-    def __init__(self, findings: Findings, world: World, cluster: Cluster, known: Known) -> None:
+    def __init__(
+        self, findings: Findings, world: World, cluster: Cluster, known: Known, rotten: frozenset[str]
+    ) -> None:
+        self._rotten = rotten
+        """Checkpoints whose files say something else than what was written."""
         self._findings = findings
         self._world = world
         self._cluster = cluster
@@ -71,6 +75,8 @@ class Rest:
         tree = self._world.disk.tree(RUN_DIR)
         wrong = [path for path in tree if layout.is_temporary(path.rpartition("/")[2])]
         for directory, files in participants(tree).items():
+            if any(f"/{name}/" in directory for name in self._rotten):
+                continue
             manifest = files.get(layout.MANIFEST, b"")
             orphans = [name for name in files if name != layout.MANIFEST and name.encode() not in manifest]
             wrong += [layout.join(directory, name) for name in orphans]

@@ -1,0 +1,169 @@
+"""Carries out the faults that nobody asks the fates about: hosts, stopped processes, half-open links, strangers.
+
+Functions of an injector and a fault. Must not know how a plan was drawn, or what must hold.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from faults import catalogue as faults
+from gym_ckpt.errors import TransportError
+from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
+from gym_ckpt.participants.model import CALL_ID
+from gym_ckpt.storage import layout
+from gym_ckpt.storage.publication import published
+from gym_ckpt.wire import json
+from sim.cluster import HOSTS, RUN_DIR, TOKEN
+from sim.epoch import Epoch
+from sim.network import NodeClient
+from sim.oracle.files import incomplete, read
+
+if TYPE_CHECKING:
+    from faults.inject import Injector
+
+SIDES: Mapping[str, str] = {
+    "net.request": "sent",
+    "net.arrived": "arrived",
+    "net.head": "answering",
+    "net.replied": "answered",
+}
+"""Event of the trace → side of a message."""
+MALFORMED = (
+    "..", ".", "%00", "r%00", "-a1", "_r", "r%20", "r%0a", "%EF%BD%92", "r-a%EF%BC%91", "x" * 300, "r%5c", "~", "r;a",
+)  # fmt: skip
+"""Capture keys that are none: dots, separators, NUL, look-alikes, too long."""
+STRANGER_S = 10.0
+
+
+def take_up(by: Injector, fault: Any) -> None:
+    """Wait for its moment."""
+    match fault:
+        case faults.CrashHost():
+            by.upon(fault.when, lambda: _crash_host(by, fault))
+        case faults.CrashAtMessage():
+            event = next(event for event, side in SIDES.items() if side == fault.side)
+            by.upon_message(fault.node, event, fault.k, lambda: _crash_at_message(by, fault))
+        case faults.Pause():
+            by.upon(fault.when, lambda: _pause(by, fault))
+        case faults.HalfOpen():
+            by.upon(fault.when, lambda: _half_open(by, fault))
+        case faults.LeaseExpiry():
+            by.upon(faults.OnPhase(fault.phase, fault.k, fault.node), lambda: _deaf(by, fault))
+        case faults.LateTimers():
+            by.upon(faults.At(fault.from_s), lambda: _late(by, fault))
+        case faults.BitFlip():
+            by.upon(fault.when, lambda: _flip(by, fault))
+        case faults.Stranger():
+            by.upon(fault.when, lambda: _stranger(by, fault))
+        case _:
+            raise AssertionError(f"nobody carries out {fault}")
+
+
+def fields_of(fault: Any) -> dict[str, Any]:
+    """What such a fault makes of an exchange."""
+    match fault:
+        case faults.Disconnect():
+            return {"breaks_after_s": fault.after_s}
+        case faults.SlowReader():
+            return {"read_s": fault.part_s}
+        case faults.SlowWorker():
+            return {"keep_alives": fault.keep_alives, "keep_alive_s": fault.by_s}
+        case faults.StuckWorker():
+            return {"lose": "mid_reply", "hang": True, "mid_reply_chunks": fault.chunks}
+    raise AssertionError(f"{fault} is no fault of an exchange")
+
+
+def _crash_host(by: Injector, fault: faults.CrashHost) -> None:
+    alive = [name for name in HOSTS[fault.host] if name in by.everyone and by.world.nodes[name].alive]
+    if alive:
+        by.count(fault, alive[0])
+        by.down(alive, fault.restart, silent=True)
+
+
+def _crash_at_message(by: Injector, fault: faults.CrashAtMessage) -> None:
+    if by.world.nodes[fault.node].alive:
+        by.count(fault, fault.node)
+        by.down([fault.node], fault.restart)
+
+
+def _pause(by: Injector, fault: faults.Pause) -> None:
+    node = by.world.nodes.get(fault.node)
+    if node is not None and node.alive:
+        by.count(fault, fault.node)
+        node.stop()
+        by.world.clock.call_after(fault.for_s, node.go_on)
+
+
+def _half_open(by: Injector, fault: faults.HalfOpen) -> None:
+    world = by.world
+    ends = [world.nodes[name].epoch for name in (fault.one, fault.other) if name in world.nodes]
+    if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+        by.count(fault, fault.one)
+        world.network.half_open(ends[0], ends[1])
+        for src, dst in ((fault.one, fault.other), (fault.other, fault.one)):
+            by.partitions.append(faults.Partition(src, dst, world.now, fault.for_s))
+
+
+def _deaf(by: Injector, fault: faults.LeaseExpiry) -> None:
+    by.count(fault, fault.node)
+    by.partitions.append(faults.Partition(by.controller, fault.node, by.world.now, fault.for_s))
+
+
+def _late(by: Injector, fault: faults.LateTimers) -> None:
+    by.count(fault, fault.node)
+    by.world.freezer.lag(fault.node, fault.by_s)
+    by.world.clock.call_after(fault.for_s, by.world.freezer.lag, fault.node, 0.0)
+
+
+def _flip(by: Injector, fault: faults.BitFlip) -> None:
+    disk = by.world.disk
+    tree = disk.tree(RUN_DIR)
+    names = read(tree, published(RUN_DIR)).checkpoint_ids
+    whole = [each for each in names if incomplete(tree, RUN_DIR, each) is None]
+    if len(whole) < 2:
+        return  # nothing would be left to go back to
+    root = layout.checkpoint_dir(RUN_DIR, whole[0]) + "/"
+    files = sorted(path for path, data in tree.items() if data and path.startswith(root))
+    path = files[fault.file % len(files)]
+    by.count(fault)
+    by.world.emit("", "disk.flipped", path=path, checkpoint_id=whole[0])
+    disk.flip(path, fault.bit)
+
+
+def _stranger(by: Injector, fault: faults.Stranger) -> None:
+    world = by.world
+    if fault.dst not in world.nodes:
+        return
+    by.count(fault, fault.dst)
+    number = by.struck["stranger"]
+    path, headers, body = _asks(fault, number)
+    client = NodeClient(world.network, Epoch("stranger", number, 0))
+    url = f"http://{fault.dst}:80{path}"
+
+    async def ask() -> None:
+        try:
+            await client.request("POST", url, headers=headers, body=body, timeout_s=STRANGER_S)
+        except TransportError:
+            return  # nothing is promised to a stranger whose connection is lost
+
+    contextvars.Context().run(world.nursery.start_soon, ask)
+
+
+def _asks(fault: faults.Stranger, number: int) -> tuple[str, tuple[tuple[str, str], ...], bytes]:
+    match fault.asks:
+        case "malformed":
+            return f"/ng-rollout/{MALFORMED[fault.number % len(MALFORMED)]}/v1/responses", (), b"{}"
+        case "untagged":
+            text = f"judge this [[turns=0 tokens={20 + fault.number % 200}]]"
+            asked = {"messages": [{"role": "user", "content": text}]}
+            return "/v1/chat/completions", ((CALL_ID, f"stranger-{number}"),), json.dumps(asked)
+        case "untagged_run":
+            return "/run", (), json.dumps({"episode_id": {"rollout_id": "r", "attempt": 0}, "task": {}})
+        case "ledger_retire" | "ledger_delete":
+            nobody = [{"rollout_id": "nobody", "attempt": 0}]
+            body = json.dumps({"episode_ids": nobody, "deadline_ts": 4e9, "budget_s": STRANGER_S})
+            route = LEDGER_ROOT + fault.asks.removeprefix("ledger_")
+            return route, (("authorization", f"Bearer {TOKEN}"),), body

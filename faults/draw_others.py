@@ -1,0 +1,170 @@
+"""Draws the faults that `faults.draw` does not: stopped processes, broken links, workers, authors, strangers.
+
+As in `faults.draw`, which puts them among the others. Must not know how faults are carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args
+
+from faults import catalogue as faults
+from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart, When
+
+if TYPE_CHECKING:
+    from faults.draw import _Drawing as Drawing
+
+Maker = Callable[["Drawing"], Fault | tuple[Fault, ...]]
+Kind = tuple[str, str, Maker, float]
+ROUTES = (
+    ("policy", "completions", 24), ("environment", "run", 10), ("agent", "responses", 10), ("inventory", "add_item", 5),
+    ("inventory", "take_item", 5), ("inventory", "verify", 8), ("verifier", "verify", 8), ("worker", "completions", 24),
+    ("agent", "agent_sessions", 10), ("inventory", "seed_session", 10),
+)  # fmt: skip
+
+
+def _open(d: Drawing) -> When:
+    """Some moment while a checkpoint is open."""
+    chance = d.chance
+    if chance.random() < 0.6:
+        return OnPhase(chance.choice(("preparing", "prepared", "committed")), chance.randint(1, 12))
+    return OnRow(chance.choice(("commit.exported", "gate.held", "collector.checkpoint_opened")), chance.randint(1, 4))
+
+
+def _route(d: Drawing) -> tuple[str, str, int]:
+    dst, route, count = d.chance.choice(ROUTES)
+    return (d.policy() if dst == "policy" else dst), route, d.chance.randint(1, count)
+
+
+def _host(d: Drawing) -> Fault:
+    return faults.CrashHost(d.chance.choice(("head", "cpu", "gpu")), d.when(), d.restart(whole=0.6))
+
+
+def _at_message(d: Drawing) -> Fault:
+    chance = d.chance
+    node = chance.choice(d.nodes)
+    side: faults.Side = chance.choice(("sent", "arrived", "answering", "answered"))
+    return faults.CrashAtMessage(node, side, chance.randint(1, 120), d.restart(whole=0.5, healing=False))
+
+
+def _pause(d: Drawing) -> Fault:
+    chance = d.chance
+    lease_s = d.setup.timeout_s + d.setup.grace_s
+    for_s = chance.choice((chance.uniform(0.05, 1.0), chance.uniform(1.0, 5.0), lease_s + chance.uniform(-1.0, 4.0)))
+    return faults.Pause(chance.choice(d.nodes), d.when() if chance.random() < 0.5 else _open(d), round(for_s, 3))
+
+
+def _at_point(d: Drawing) -> Fault:
+    point, k = d.point()
+    chance = d.chance
+    by_s = chance.choice((chance.uniform(0.01, 0.5), chance.uniform(0.5, 4.0), d.overrun()))
+    return faults.DelayAtProbe(point, round(max(0.01, by_s), 3), k)
+
+
+def _disconnect(d: Drawing) -> Fault:
+    dst, route, k = _route(d)
+    after_s = d.chance.choice((0.0, d.chance.uniform(0.001, 0.01), d.chance.uniform(0.01, 1.5)))
+    return faults.Disconnect(dst, route, round(after_s, 4), k, d.chance.choice((1, 1, 2, 5)))
+
+
+def _slow_reader(d: Drawing) -> Fault:
+    dst, route, k = _route(d)
+    return faults.SlowReader(dst, route, round(d.chance.uniform(0.01, 0.8), 3), k, d.chance.choice((1, 3, 8)))
+
+
+def _half_open(d: Drawing) -> Fault:
+    one, other = d.chance.sample(d.nodes, 2)
+    when = d.when() if d.chance.random() < 0.6 else _open(d)
+    return faults.HalfOpen(one, other, when, round(d.chance.choice((0.0, d.chance.uniform(0.1, 6.0))), 3))
+
+
+def _lease(d: Drawing) -> Fault:
+    lease_s = d.setup.timeout_s + d.setup.grace_s + d.chance.uniform(0.0, 3.0)
+    phase = d.chance.choice(("preparing", "prepared", "committed", "restoring", "restored"))
+    return faults.LeaseExpiry(d.chance.choice(d.participants), phase, round(lease_s, 3), d.chance.randint(1, 2))
+
+
+def _late_timers(d: Drawing) -> Fault:
+    return faults.LateTimers(
+        d.chance.choice(d.nodes), d.time(), round(d.chance.uniform(0.2, 4.0), 3), round(d.chance.uniform(0.005, 0.2), 3)
+    )
+
+
+def _bit_flip(d: Drawing) -> tuple[Fault, ...]:
+    """A bit flips, and then somebody has to read it."""
+    chance = d.chance
+    k = chance.randint(2, 3)
+    flip = faults.BitFlip(OnRow("collector.published", k), chance.randrange(64), chance.randrange(1 << 16))
+    crash = faults.Crash((EVERYTHING,), OnRow("disk.flipped"), Restart("whole", 0.05))
+    return (flip, crash) if chance.random() < 0.8 else (flip,)
+
+
+def _slow_worker(d: Drawing) -> Fault:
+    chance = d.chance
+    by_s = round(chance.choice((chance.uniform(0.05, 1.0), chance.uniform(1.0, 20.0))), 3)
+    return faults.SlowWorker(by_s, chance.randint(1, 20), chance.choice((1, 2, 6)), chance.choice((0, 1, 3)))
+
+
+def _stuck_worker(d: Drawing) -> Fault:
+    return faults.StuckWorker(d.chance.randint(1, 20), d.chance.choice((1, 1, 2)), d.chance.randint(0, 3))
+
+
+def _failed_reply(d: Drawing) -> Fault:
+    chance = d.chance
+    dst, route, k = _route(d)
+    by_s = round(chance.choice((0.0, chance.uniform(0.1, 10.0))), 3)
+    return faults.FailedReply(dst, route, chance.choice((500, 502, 503, 504)), k, chance.choice((1, 1, 2)), by_s)
+
+
+def _tool_fails(d: Drawing) -> Fault:
+    return faults.ToolFails("inventory", d.chance.randint(1, 10), d.chance.choice((1, 1, 3)))
+
+
+def _judge_fails(d: Drawing) -> Fault:
+    node = d.chance.choice(("inventory", "verifier"))
+    return faults.JudgeFails(node, d.chance.choice(("raises", "late")), d.chance.randint(1, 8), d.chance.choice((1, 2)))
+
+
+def _bad_state(d: Drawing) -> Fault:
+    how: faults.StateIs = d.chance.choice(("huge", "unserializable", "raises"))
+    return faults.BadState("inventory", how, d.chance.randint(1, 12), d.chance.choice((1, 2, 8)))
+
+
+def _stranger(d: Drawing) -> tuple[Fault, ...]:
+    """A few calls of people who are no part of the gym, often while a checkpoint is open."""
+    chance = d.chance
+    made: list[Fault] = []
+    for _ in range(chance.randint(1, 3)):
+        asks: faults.StrangerAsks = chance.choice(get_args(faults.StrangerAsks))
+        dst = {"untagged_run": "environment", "malformed": chance.choice(d.participants)}.get(asks, d.policy())
+        if asks.startswith("ledger") and not d.policies[1:]:
+            asks = "malformed"
+        when = _open(d) if asks != "malformed" else At(d.time())
+        made.append(faults.Stranger(dst, asks, when, chance.randrange(256)))
+    return tuple(made)
+
+
+PLACES: tuple[Kind, ...] = (
+    ("processes", "crash of a host", _host, 1.0),
+    ("processes", "crash at a message", _at_message, 1.5),
+    ("processes", "pause", _pause, 1.5),
+    ("time", "delay at a named point", _at_point, 1.5),
+    ("network", "disconnect", _disconnect, 2.0),
+    ("network", "slow reader", _slow_reader, 0.5),
+    ("network", "half-open links", _half_open, 1.0),
+    ("time", "lease expiry", _lease, 1.5),
+    ("time", "late timers", _late_timers, 0.7),
+    ("disk", "bit flip", _bit_flip, 1.5),
+)
+INFERENCE: tuple[Kind, ...] = (
+    ("inference", "slow worker", _slow_worker, 2.0),
+    ("inference", "stuck worker", _stuck_worker, 1.0),
+)
+OTHERS: tuple[Kind, ...] = (
+    ("others", "failed reply", _failed_reply, 1.0),
+    ("others", "tool fails after its effect", _tool_fails, 0.6),
+    ("others", "judge fails", _judge_fails, 0.6),
+    ("others", "bad state", _bad_state, 1.0),
+    ("others", "stranger", _stranger, 1.6),
+)
+"""Area, kind, how to draw one, weight within the area."""

@@ -1,0 +1,110 @@
+"""Faults that are the behaviour of others: inference workers, authors of tools and judges, strangers.
+
+As in `faults.catalogue`, which is where they are used from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from faults.when import Data, When, exchanges, ordinal
+
+StateIs = Literal["huge", "unserializable", "raises"]
+StrangerAsks = Literal["malformed", "untagged", "untagged_run", "ledger_retire", "ledger_delete"]
+
+
+class SlowWorker(Data, frozen=True, tag="slow_worker", tag_field="fault"):
+    """An inference worker's answers k to k+n-1 come `by_s` later; a stream carries keep-alives meanwhile."""
+
+    by_s: float
+    k: int = 1
+    n: int = 1
+    keep_alives: int = 0
+
+    def words(self) -> str:
+        alive = f" with {self.keep_alives} keep-alives in a stream" if self.keep_alives else ""
+        return f"the worker's {ordinal(self.k, self.n)} answer is {self.by_s:g} s late{alive}"
+
+
+class StuckWorker(Data, frozen=True, tag="stuck_worker", tag_field="fault"):
+    """An inference worker stops for good in answers k to k+n-1, after `chunks` parts of a stream; its links stay up."""
+
+    k: int = 1
+    n: int = 1
+    chunks: int = 0
+
+    def words(self) -> str:
+        return f"the worker is stuck in its {ordinal(self.k, self.n)} answer, after {self.chunks} parts"
+
+
+class FailedReply(Data, frozen=True, tag="failed_reply", tag_field="fault"):
+    """Such exchanges take effect, and whoever asked gets an error of this status instead of the answer, `by_s` late: a
+    tool that fails after its effect, a judge that times out, a proxy that gives up."""
+
+    dst: str
+    route: str
+    status: int = 500
+    k: int = 1
+    n: int = 1
+    by_s: float = 0.0
+
+    def words(self) -> str:
+        late = f" {self.by_s:g} s late" if self.by_s else ""
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: done, and answered with {self.status}{late}"
+
+
+class ToolFails(Data, frozen=True, tag="tool_fails", tag_field="fault"):
+    """The author's code of a tool raises after its effect, in calls k to k+n-1."""
+
+    node: str
+    k: int = 1
+    n: int = 1
+
+    def words(self) -> str:
+        return f"{self.node}'s {ordinal(self.k, self.n)} tool call raises after its effect"
+
+
+class JudgeFails(Data, frozen=True, tag="judge_fails", tag_field="fault"):
+    """The author's verification raises, or takes very long, in calls k to k+n-1."""
+
+    node: str
+    how: Literal["raises", "late"]
+    k: int = 1
+    n: int = 1
+
+    def words(self) -> str:
+        how = "raises" if self.how == "raises" else "takes long"
+        return f"{self.node}'s {ordinal(self.k, self.n)} verification {how}"
+
+
+class BadState(Data, frozen=True, tag="bad_state", tag_field="fault"):
+    """A session's author exports state k to k+n-1 that is huge, or that no file can hold, or not at all."""
+
+    node: str
+    how: StateIs
+    k: int = 1
+    n: int = 1
+
+    def words(self) -> str:
+        how = "cannot be had" if self.how == "raises" else f"is {self.how}"
+        return f"{self.node}'s {ordinal(self.k, self.n)} exported state {how}"
+
+
+class Stranger(Data, frozen=True, tag="stranger", tag_field="fault"):
+    """Somebody who is no part of the gym calls a server: with a malformed id (the `number`-th of a list), a judge's
+    call of the policy model without an id, or the framework that changes a ledger."""
+
+    dst: str
+    asks: StrangerAsks
+    when: When
+    number: int = 0
+
+    def words(self) -> str:
+        what = {
+            "malformed": f"a call with malformed id {self.number}",
+            "untagged": "a judge's call without an id",
+            "untagged_run": "a /run without an id",
+            "ledger_retire": "the framework's retire of a ledger",
+            "ledger_delete": "the framework's delete of a ledger",
+        }
+        return f"{what[self.asks]} to {self.dst} {self.when.words()}"
