@@ -148,7 +148,7 @@ def draw(seed: int, profile: str) -> Plan:
 def _setup(chance: random.Random) -> Setup:
     made = Setup(
         workload=chance.randrange(WORKLOADS),
-        every_s=chance.choice((0.6, 0.9, 1.3, 2.5, None)),
+        every_s=chance.choice((0.8, 1.2, 1.9, 3.2, None)),
         timeout_s=chance.choice((1.5, 3.0, 8.0, 20.0)),
         keep=chance.choice((1, 2, 3)),
         grace_s=chance.choice((2.0, 6.0, 15.0)),

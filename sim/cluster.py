@@ -31,7 +31,7 @@ from gym_ckpt.settings import (
 from gym_ckpt.wire.messages import Status
 from sim import gyms
 from sim.node import Main
-from sim.workload import Workload
+from sim.workload import STEP_TOKENS, Workload
 from sim.world import World
 
 TOKEN = "simulated"
@@ -105,7 +105,9 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
             "inventory": ResourcesSettings(url=urls["inventory"], gym=inventory),
             "verifier": ResourcesSettings(url=urls["verifier"], gym=gyms.ANSWER),
             **{name: ModelSettings(url=urls[name], workers=("worker",), ledger_dir=ledger_dir) for name in models},
-            "worker": InferenceSettings(url=urls["worker"], tokens_per_s=workload.tokens_per_s, step_tokens=40),
+            "worker": InferenceSettings(
+                url=urls["worker"], tokens_per_s=workload.tokens_per_s, step_tokens=STEP_TOKENS
+            ),
         },
     )
 

@@ -74,6 +74,41 @@ class Slot:
 class Exchange:
     """State of both sides. `src` and `dst` are the epochs; `dst` is None until someone is found listening."""
 
+    __slots__ = (
+        "_chunks_sent",
+        "_clock",
+        "_complete",
+        "_expected",
+        "_in_flight",
+        "_incoming",
+        "_left",
+        "_on_the_way",
+        "_request_done",
+        "_server_slot",
+        "_severed",
+        "_started",
+        "_to_client",
+        "_to_server",
+        "_window",
+        "_wire",
+        "arrived",
+        "chunks",
+        "client_slot",
+        "disconnected",
+        "dst",
+        "ended",
+        "error",
+        "fate",
+        "finished",
+        "headers",
+        "method",
+        "number",
+        "src",
+        "status",
+        "timer",
+        "whole",
+    )
+
     def __init__(self, wire: Wire, number: int, src: Epoch, dst: Epoch | None, fate: ExchangeFate, method: str) -> None:
         self._wire = wire
         self._clock = wire.clock
@@ -223,7 +258,7 @@ class Exchange:
         """ASGI `receive`."""
         epoch = self.dst
         assert epoch is not None
-        await epoch.checkpoint()
+        await epoch.fence()
         while True:
             if self._incoming and not self.disconnected:
                 chunk = self._incoming.popleft()
@@ -241,7 +276,10 @@ class Exchange:
         """ASGI `send`."""
         epoch = self.dst
         assert epoch is not None
-        await epoch.checkpoint()
+        if message.get("more_body", False):
+            await epoch.checkpoint()
+        else:  # as with real sockets: what fits into the buffer waits for nothing
+            await epoch.fence()
         while self._window > self._limit and not self.disconnected:
             await self._server_slot.wait()
             await epoch.fence()

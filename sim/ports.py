@@ -17,7 +17,7 @@ from gym_ckpt.ports import ASGIApp, FileSystem, Job, Ports
 from sim.determinism import park
 from sim.epoch import Epoch
 from sim.exchange import Slot
-from sim.fates import CALM_DISK, InjectedFailure
+from sim.fates import CALM_DISK, CALM_PROBE, InjectedFailure
 from sim.network import Network, NodeClient
 from sim.streams import stream
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.node import Node
 
 T = TypeVar("T")
-STEPS_TOGETHER = 6
+STEPS_TOGETHER = 10
 """At most so many steps of a disk job are done in one go."""
 
 
@@ -96,7 +96,7 @@ class _Disk:
                 await self._crash()
             fate = world.fates.disk(node.name, step, node.disk_steps)
             node.disk_steps += 1
-            world.emit(node.name, "disk.step", step=step)
+            world.trace.emit(world.clock.current_time(), node.name, "disk.step", {"step": step})
             self._owed_s += fate.latency_s
             self._together -= 1
             if self._together < 0 or fate is not CALM_DISK:
@@ -183,13 +183,14 @@ class _Tracer:
     """The `Tracer` port. The dead leave no rows."""
 
     def __init__(self, node: Node, epoch: Epoch) -> None:
-        self._emit = node.world.emit
+        self._clock = node.world.clock
+        self._emit = node.world.trace.emit
         self._name = node.name
         self._epoch = epoch
 
     def emit(self, event: str, **fields: Any) -> None:
         if self._epoch.alive:
-            self._emit(self._name, event, **fields)
+            self._emit(self._clock.current_time(), self._name, event, fields)
 
 
 class _Probes:
@@ -202,13 +203,15 @@ class _Probes:
 
     async def __call__(self, point: str) -> None:
         node, epoch = self._node, self._epoch
-        await epoch.fence()
+        if not epoch.alive:
+            await park()
         self._counts[point] += 1
         world = node.world
-        world.emit(node.name, "probe", point=point)
         fate = world.fates.probe(node.name, point)
-        if fate.delay_s:  # without one the point costs no turn of the scheduler, as in production
-            await world.clock.sleep(fate.delay_s)
+        if fate is CALM_PROBE:  # it costs no turn of the scheduler, as in production
+            return
+        world.emit(node.name, "probe", point=point)
+        await world.clock.sleep(fate.delay_s)
         await epoch.fence()
         if fate.crash:
             node.crash()

@@ -16,6 +16,10 @@ WORKLOADS = 13
 """How many different ones there are, besides those whose episodes differ much in length (`faults.endurance`)."""
 RESTARTING = 12
 """The one whose sessions cannot be captured."""
+TOKENS_PER_S = 110.0
+"""So slow that a generation of few tokens lasts as long as one of hundreds elsewhere: time costs nothing here, and each
+token is written, hashed and read a dozen times."""
+STEP_TOKENS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ def workload(number: int, rollouts: int = 8) -> Workload:
         tasks=tuple((task_id, prompt(chance, task_id)) for task_id in _ids(rollouts)),
         stream=number % 2 == 1,
         judged=number % 3 != 0,
-        tokens_per_s=200.0,
+        tokens_per_s=TOKENS_PER_S,
         concurrency=rollouts if number % 4 else max(2, rollouts // 2),
         captured=number % 4 in (1, 2),
         restarts=number == RESTARTING,
@@ -64,12 +68,12 @@ def _ids(count: int) -> list[str]:
 
 def _prompt(chance: random.Random, task_id: str) -> str:
     turns = chance.choice((0, 1, 1, 2, 2, 3))
-    tokens = chance.choice((20, 60, 120, 240))
+    tokens = chance.choice((10, 30, 60, 120))
     return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"
 
 
 def _heavy_prompt(chance: random.Random, task_id: str) -> str:
     """Most are over in a second or two; one in a few takes ten times as long, as a Pareto distribution has it."""
     turns = min(18, int(chance.paretovariate(0.8)) - 1)
-    tokens = chance.choice((60, 120, 240))
+    tokens = chance.choice((30, 60, 120))
     return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"

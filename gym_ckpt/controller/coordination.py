@@ -84,8 +84,9 @@ class Coordination:
 
     async def statuses(self, budget_s: float = DISCOVERY_BUDGET_S) -> dict[str, Status]:
         """The status of every participant, by server name. Raises `ParticipantFailed`."""
-        until = anyio.current_time() + budget_s
-        members = self._members or await self.discover()
+        return await self._statuses(self._members or await self.discover(), anyio.current_time() + budget_s)
+
+    async def _statuses(self, members: Sequence[Member], until: float) -> dict[str, Status]:
         replies = await each(members, lambda member: self._calls.status(member.name, member.url, until))
         return {member.name: status for member, status in zip(members, replies, strict=True) if status is not None}
 
@@ -133,7 +134,8 @@ class Coordination:
         Raises:
             CoordinationError: it failed somewhere; N+1 is retired everywhere, and everything has been resumed.
         """
-        await self.discover()
+        if not self._members:
+            await self.discover()
         wanted = sorted(set(scope))
         until = anyio.current_time() + budget_s
 
@@ -216,14 +218,10 @@ class Coordination:
                 )
             restarts |= {EpisodeId.from_key(key) for reply in replies for key in reply.report.restarts}
             await self._ports.probe("coordination.stage_prepared")
-        statuses = await self.statuses(opened.until - anyio.current_time())
+        environments = [member for member in self._members if member.kind is Kind.ENVIRONMENT]
+        statuses = await self._statuses(environments, opened.until)
         opened.restarts = frozenset(restarts)
-        opened.live = frozenset(
-            EpisodeId.from_key(key)
-            for status in statuses.values()
-            if status.kind == Kind.ENVIRONMENT
-            for key in status.live
-        )
+        opened.live = frozenset(EpisodeId.from_key(key) for status in statuses.values() for key in status.live)
 
     async def commit(
         self, opened: OpenCheckpoint, checkpoint_dir: str, scope: Iterable[EpisodeId], stop: bool

@@ -3,14 +3,17 @@
 Each message is its role's marker, its text, its tool calls and an end marker; the prompt ends with the marker after
 which the assistant speaks. What the assistant then generates, its end marker included, is exactly what its message is
 rendered to in the next turn: the prompt of turn k+1 starts with prompt and generated ids of turn k (INV-4). Tools are
-rendered with their keys in order: a client that stores its tools may send them in another order later.
+rendered as their names and a fingerprint: this model reads no descriptions, and a thousand tokens of schema in each
+prompt would be carried, hashed and stored with every call. The fingerprint is of the schema with its keys in order: a
+client that stores its tools may send them in another order later.
 
 Ids of tool calls are not rendered: results follow their calls in order. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 from gym_ckpt.errors import InvalidRequest, NotLossless
@@ -19,6 +22,7 @@ from gym_ckpt.inference.openai import Message, Tool
 from gym_ckpt.inference.tokens import encode
 from gym_ckpt.wire import json
 
+_FINGERPRINT_BYTES = 8
 _ROLES = (
     ("system", tokens.SYSTEM),
     ("developer", tokens.SYSTEM),
@@ -28,7 +32,7 @@ _ROLES = (
 )
 
 
-def prompt_ids(messages: Sequence[Message], tools: Iterable[Tool] = ()) -> tuple[int, ...]:
+def prompt_ids(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
     """Token ids of the prompt of the assistant's next turn.
 
     Raises:
@@ -59,7 +63,7 @@ def message_ids(message: Message) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _tools_ids(tools: Iterable[Tool]) -> tuple[int, ...]:
+def _tools_ids(tools: Sequence[Tool]) -> tuple[int, ...]:
     declared = [
         {"name": tool.function.name, "description": tool.function.description, "parameters": tool.function.parameters}
         for tool in tools
@@ -70,4 +74,5 @@ def _tools_ids(tools: Iterable[Tool]) -> tuple[int, ...]:
         text = json.dumps(declared, sort_keys=True).decode()
     except NotLossless as error:
         raise InvalidRequest(f"tools: {error}") from None
-    return (tokens.TOOLS, *encode(text), tokens.END)
+    names = [token for tool in tools for token in (*encode(tool.function.name), tokens.CALL)]
+    return (tokens.TOOLS, *names, *hashlib.blake2b(text.encode(), digest_size=_FINGERPRINT_BYTES).digest(), tokens.END)

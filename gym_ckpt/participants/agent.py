@@ -8,7 +8,6 @@ at the boundary before the call (INV-15). An answer that has started is on the w
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ import anyio.abc
 import msgspec
 
 from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, flaw, next_tool
+from gym_ckpt.core.spread import spread
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, PeerLost, StaleAttempt
 from gym_ckpt.participants.completions import StreamedCompletion, whole
 from gym_ckpt.participants.model import (
@@ -252,7 +252,7 @@ class AgentParticipant(Participant):
         return await self._streamed(url, headers, json.dumps(body), call_id)
 
     def _model(self, episode: EpisodeId) -> str:
-        return self._model_urls[zlib.crc32(episode.rollout_id.encode()) % len(self._model_urls)]
+        return self._model_urls[spread(episode.rollout_id, len(self._model_urls))]
 
     async def _streamed(self, url: str, headers: Headers, body: bytes, call_id: str) -> Reply:
         streamed = StreamedCompletion()

@@ -9,12 +9,12 @@ It must not know episodes, gates or what a call is.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
 
+from gym_ckpt.core.spread import spread
 from gym_ckpt.errors import PeerUnreachable
 from gym_ckpt.limits import PEER_RETRY_BUDGET_S, PEER_RETRY_FIRST_S, PEER_RETRY_MAX_S
 from gym_ckpt.ports import Headers, Ports, ReplyStream
@@ -34,7 +34,7 @@ class Backends:
         if session is None:
             self._turn = first = (self._turn + 1) % len(self._urls)
         else:
-            first = zlib.crc32(session.encode()) % len(self._urls)
+            first = spread(session, len(self._urls))
         return self._urls[first:] + self._urls[:first]
 
     @asynccontextmanager

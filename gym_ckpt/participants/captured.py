@@ -11,7 +11,6 @@ any may append. A restore reads the records of all of them, so that their number
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import anyio
 
 from gym_ckpt.core.admission import stale
 from gym_ckpt.core.lineage import Poison, Reason, RowConflict, row_of
+from gym_ckpt.core.spread import spread
 from gym_ckpt.errors import InvalidCheckpointState, NotLossless, Unavailable
 from gym_ckpt.limits import POISON_DETAIL_MAX_CHARS
 from gym_ckpt.participants.calls import CallBook, Entry, Row
@@ -88,7 +88,7 @@ class LedgerBook(CallBook):
         return self._owns(episode.rollout_id)
 
     def _owns(self, rollout_id: str) -> bool:
-        return self._peers[zlib.crc32(b"ledger " + rollout_id.encode()) % len(self._peers)] == self._instance
+        return self._peers[spread(f"ledger {rollout_id}", len(self._peers))] == self._instance
 
     def live(self) -> Iterable[EpisodeId]:
         return self._started

@@ -20,6 +20,7 @@ from gym_ckpt.limits import JSON_DEPTH_MAX, JSON_INT_DIGITS_MAX, JSON_ITEMS_MAX
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _KNOWN: Final = _ATOMS | {dict, list}
+_KNOWN_OR_TUPLE: Final = _KNOWN | {tuple}
 _KEYS: Final = frozenset({str})
 _INT_MAX: Final = 10**JSON_INT_DIGITS_MAX
 _LONG_NUMBER: Final = re.compile(rb"[0-9]{%d}" % (JSON_INT_DIGITS_MAX + 1))
@@ -32,9 +33,10 @@ _SORTED: Final = json.JSONEncoder(
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def dumps(value: Any, *, sort_keys: bool = False, depth_max: int = JSON_DEPTH_MAX) -> bytes:
+def dumps(value: Any, *, sort_keys: bool = False, tuples: bool = False, depth_max: int = JSON_DEPTH_MAX) -> bytes:
     """Compact UTF-8 JSON of `value`, on one line. Takes time linear in the size of what is written.
 
+    `tuples`: write tuples as lists, for messages whose types say which of the two comes back.
     `depth_max`: less than `JSON_DEPTH_MAX` for what is to be put into something else.
 
     Raises:
@@ -43,16 +45,16 @@ def dumps(value: Any, *, sort_keys: bool = False, depth_max: int = JSON_DEPTH_MA
             surrogate; nesting over `depth_max`; an integer over `JSON_INT_DIGITS_MAX` digits; over
             `JSON_ITEMS_MAX` items.
     """
-    if type(value) not in _ATOMS and not _clean(value, depth_max):
-        raise _certain(_fault(value, depth_max))
+    if type(value) not in _ATOMS and not _clean(value, _KNOWN_OR_TUPLE if tuples else _KNOWN, depth_max):
+        raise _certain(_fault(value, tuples, depth_max))
     try:
         text = (_SORTED if sort_keys else _AS_IS).encode(value)
         data = text.encode()
     except ValueError:  # a surrogate, or an integer that the interpreter does not print
-        raise _certain(_fault(value, depth_max)) from None
+        raise _certain(_fault(value, tuples, depth_max)) from None
     if not 0 < sys.get_int_max_str_digits() <= JSON_INT_DIGITS_MAX and _LONG_NUMBER.search(data):
         # This interpreter prints what one with the usual limit could not read.
-        fault = _fault(value, depth_max)
+        fault = _fault(value, tuples, depth_max)
         if fault is not None:
             raise fault
     return data
@@ -101,32 +103,32 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _clean(value: Any, depth_max: int) -> bool:
-    """The quick check: does container `value` hold only what JSON carries? It keeps no path; `_fault` finds one."""
-    stack = [(value, 1)]
+def _clean(value: Any, known: frozenset[object], depth_max: int) -> bool:
+    """The quick check: does `value` hold only what JSON carries? By levels: it keeps no path; `_fault` finds one."""
+    if type(value) not in known:
+        return False
+    level = [value]
     items = 0
-    while stack:
-        container, depth = stack.pop()
-        if depth > depth_max:
-            return False
-        if type(container) is dict:
-            if not _KEYS.issuperset(map(type, container)):
-                return False
-            children: Any = container.values()
-        elif type(container) is list:
+    for _ in range(depth_max):
+        below: list[Any] = []
+        for container in level:
             children = container
-        else:
-            return False
-        items += len(children)
+            if type(container) is dict:
+                if not _KEYS.issuperset(map(type, container)):
+                    return False
+                children = container.values()
+            items += len(children)
+            kinds = set(map(type, children))
+            if not _ATOMS.issuperset(kinds):
+                if not known.issuperset(kinds):
+                    return False
+                below += [child for child in children if type(child) not in _ATOMS]
         if items > JSON_ITEMS_MAX:
             return False
-        kinds = set(map(type, children))
-        if _ATOMS.issuperset(kinds):
-            continue
-        if not _KNOWN.issuperset(kinds):
-            return False
-        stack.extend([(child, depth + 1) for child in children if type(child) not in _ATOMS])
-    return True
+        if not below:
+            return True
+        level = below
+    return False
 
 
 def _certain(fault: NotLossless | None) -> NotLossless:
@@ -134,12 +136,14 @@ def _certain(fault: NotLossless | None) -> NotLossless:
     return fault
 
 
-def _fault(value: Any, depth_max: int) -> NotLossless | None:
+def _fault(value: Any, tuples: bool, depth_max: int) -> NotLossless | None:
     """The first value in document order that `dumps` must refuse, if any."""
     stack: list[tuple[Any, str, int]] = [(value, "$", 1)]
     items = 0
     while stack:
         item, path, depth = stack.pop()
+        if tuples and type(item) is tuple:
+            item = list(item)
         why = _why(item, depth, depth_max)
         if why is not None:
             return NotLossless(path, why)

@@ -213,8 +213,8 @@ def _lists(value: Any) -> Any:
 
 
 def encode(message: Any) -> bytes:
-    """Bytes of a message struct (lossless JSON)."""
-    return json.dumps(plain(message))
+    """Bytes of a message struct, or of plain data with messages in it (lossless JSON)."""
+    return json.dumps(msgspec.to_builtins(message, builtin_types=(bytes,)), tuples=True)
 
 
 def decode(body: bytes, kind: type[M]) -> M:

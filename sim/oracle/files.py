@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 from gym_ckpt.errors import InvalidCheckpointState
@@ -30,13 +31,21 @@ class Picture:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._dirs: dict[str, set[str]] = {"/": set()}
-        for path in tree:
+
+    @cached_property
+    def _dirs(self) -> dict[str, set[str]]:
+        dirs: dict[str, set[str]] = {"/": set()}
+        for path in self._tree:
             at = path
             while at != "/":
-                parent = layout.parent_of(at)
-                self._dirs.setdefault(parent, set()).add(at.rpartition("/")[2])
+                parent, _, name = at.rpartition("/")
+                parent = parent or "/"
+                names = dirs.setdefault(parent, set())
+                if name in names:
+                    break  # and so are the directories above it
+                names.add(name)
                 at = parent
+        return dirs
 
     def size(self, path: str) -> int:
         return len(self._file(path))
@@ -92,9 +101,9 @@ class Picture:
         self._refuse(path)
 
 
-def read(tree: Tree, job: Job[T]) -> T:
+def read(picture: Picture, job: Job[T]) -> T:
     """Run a reading job on a picture. Raises what it raises."""
-    steps = job(Picture(tree))
+    steps = job(picture)
     while True:
         try:
             next(steps)
@@ -106,10 +115,11 @@ def read(tree: Tree, job: Job[T]) -> T:
 def incomplete(tree: Tree, run_dir: str, checkpoint_id: str) -> str | None:
     """Why a checkpoint cannot be restored, None when every byte is right and every participant is there."""
     try:
-        collection = read(tree, read_collection(run_dir, checkpoint_id))
+        picture = Picture(tree)
+        collection = read(picture, read_collection(run_dir, checkpoint_id))
     except InvalidCheckpointState as error:
         return error.detail
-    report = read(tree, verify_checkpoint(layout.checkpoint_dir(run_dir, checkpoint_id)))
+    report = read(picture, verify_checkpoint(layout.checkpoint_dir(run_dir, checkpoint_id)))
     if report.problems:
         return report.problems[0]
     missing = set(collection["participants"]) - {f"{each.kind}/{each.instance}" for each in report.participants}

@@ -18,7 +18,7 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import StagedCall, cumulative_hash
 from sim.disk import SimFileSystem
-from sim.oracle.files import Tree, read
+from sim.oracle.files import Picture, read
 from sim.oracle.findings import Check, Findings, Handler, episodes
 from sim.oracle.ledger import FENCE, ROWS, Shelf, Writing, named
 from sim.trace import Row
@@ -87,12 +87,12 @@ class Lineages(Check):
 
     def after_all(self, output: bytes) -> None:
         """The run has completed: look at all of it."""
-        tree = self._disk.tree(self._shelf.directory)
+        picture = Picture(self._disk.tree(self._shelf.directory))
         for line in output[: output.rfind(b"\n") + 1].splitlines():
             row = json.loads(line)
             at = EpisodeId(row["rollout_id"], row["attempt"])
             if at.key not in self._excused:
-                self._output(tree, at, row["calls"])
+                self._output(picture, at, row["calls"])
         self._files()
         self._staged()
 
@@ -103,9 +103,9 @@ class Lineages(Check):
             wrong = len(left) > self._undropped[name]
             self.look(5, f"{len(left)} staged calls have no row, such as {min(left)}" if wrong else None, name)
 
-    def _output(self, tree: Tree, at: EpisodeId, calls: list[dict[str, Any]]) -> None:
+    def _output(self, picture: Picture, at: EpisodeId, calls: list[dict[str, Any]]) -> None:
         try:
-            lineage = read(tree, read_lineage(self._shelf.directory, at))
+            lineage = read(picture, read_lineage(self._shelf.directory, at))
         except InvalidCheckpointState as error:
             self.look(4, f"the ledger of {at} is damaged: {error.detail}")
             return
@@ -116,7 +116,7 @@ class Lineages(Check):
         staged: dict[str, StagedCall] = {}
         for row in lineage.rows:
             try:
-                staged[row.staging_key] = read(tree, get(f"{self._shelf.directory}/tokens", row.staging_key))
+                staged[row.staging_key] = read(picture, get(f"{self._shelf.directory}/tokens", row.staging_key))
             except (StagedMissing, StagedDamaged):
                 continue
         try:

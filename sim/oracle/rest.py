@@ -44,6 +44,7 @@ class Rest:
         statuses: dict[str, Status] = {}
         failure: str | None = None
         while True:
+            await anyio.sleep(LOOK_EVERY_S)  # first of all: right after the end nearly always something is still said
             try:
                 statuses, failure = await self._cluster.statuses(ports), None
             except GymCkptError as error:
@@ -51,7 +52,6 @@ class Rest:
             unrest = [self._unrest(name, status) for name, status in statuses.items()]
             if self._world.now >= bound or (failure is None and not any(unrest)):
                 break
-            await anyio.sleep(LOOK_EVERY_S)
         if failure is not None:
             self._findings.look(5, f"a server cannot be asked: {failure}")
         for name, status in statuses.items():

@@ -162,8 +162,8 @@ def test_every_process_says_the_same() -> None:
 def test_the_model_has_not_changed() -> None:
     """A golden value: recorded rows of older runs stay comparable. Change it only together with a changelog entry."""
     turn = once("golden [[turns=1 tokens=4]]")
-    assert turn.calls[0].id == "call_8662e902de85f9f6183c33bc"
-    assert decode(turn.ids) == 'kofo hive vogi fiso<|call|>add_item<|arguments|>{"amount":5,"item":"bolt"}<|end|>'
+    assert turn.calls[0].id == "call_2cc7f0ff0abeb02525d5daaf"
+    assert decode(turn.ids) == 'dina sami zela rara<|call|>count_items<|arguments|>{"item":"drum"}<|end|>'
 
 
 def test_text_that_utf8_cannot_carry_is_refused_by_name() -> None:

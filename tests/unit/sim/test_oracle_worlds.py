@@ -19,7 +19,7 @@ from sim.reference import reference
 from sim.workload import workload
 from sim.world import World
 
-WORKLOAD = 11
+WORKLOAD = 3
 ALWAYS = {1, 2, 3, 4, 5, 11, 14, 16, 17, 18, 30, 37, 38, 40, 41, 48, 49, 51, 52, 53, 90, 91, 94}
 """Looked at in any run with a checkpoint."""
 AT_RESTORE = {6, 60, 61, 62, 63, 65, 66, 68}
