@@ -74,41 +74,6 @@ class Slot:
 class Exchange:
     """State of both sides. `src` and `dst` are the epochs; `dst` is None until someone is found listening."""
 
-    __slots__ = (
-        "_chunks_sent",
-        "_clock",
-        "_complete",
-        "_expected",
-        "_in_flight",
-        "_incoming",
-        "_left",
-        "_on_the_way",
-        "_request_done",
-        "_server_slot",
-        "_severed",
-        "_started",
-        "_to_client",
-        "_to_server",
-        "_window",
-        "_wire",
-        "arrived",
-        "chunks",
-        "client_slot",
-        "disconnected",
-        "dst",
-        "ended",
-        "error",
-        "fate",
-        "finished",
-        "headers",
-        "method",
-        "number",
-        "src",
-        "status",
-        "timer",
-        "whole",
-    )
-
     def __init__(self, wire: Wire, number: int, src: Epoch, dst: Epoch | None, fate: ExchangeFate, method: str) -> None:
         self._wire = wire
         self._clock = wire.clock

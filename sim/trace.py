@@ -29,6 +29,10 @@ class Row(NamedTuple):
     event: str
     fields: Mapping[str, Any]
 
+    def text(self) -> str:
+        """As it is hashed."""
+        return repr(tuple(self))
+
 
 Listener = Callable[[Row], None]
 

@@ -82,7 +82,7 @@ def flaw(state: EpisodeState, *, judge: bool) -> str | None:
         return "its checkpoint and this configuration differ about a verifier"
     if state.steps != _steps(judge):
         return "its steps are not those of an episode"
-    if not 0 <= state.done < len(state.steps):
+    if not 0 <= state.done <= len(state.steps):  # all of them: over, and not yet told
         return f"step {state.done} does not exist"
     results = {Step.SEED: state.seeded, Step.WORK: state.worked, Step.VERIFY: state.verified, Step.JUDGE: state.judged}
     for step, result in results.items():

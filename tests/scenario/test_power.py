@@ -155,7 +155,7 @@ STORIES: list[tuple[int, Bug, Callable[..., None], tuple[Any, ...]]] = [
     (81, safe_once_admitted, ledger.test_a_held_call_is_in_no_checkpoint_and_its_repetition_finds_its_parent, ()),
     (82, "restore-without-fences", ledger.test_two_servers_restore_into_one_directory_and_lookalikes_are_untouched, ()),
     (83, "parent-consumed", ledger.test_a_held_call_is_in_no_checkpoint_and_its_repetition_finds_its_parent, ()),
-    (84, "delete-without-marker-check", ledger.test_a_commit_deletes_only_what_no_server_has_begun, (ONE, "call")),
+    (84, "delete-without-marker-check", ledger.test_a_commit_deletes_only_what_no_server_has_begun, (TWO, "call")),
     (84, "started-without-marker", ledger.test_a_commit_deletes_only_what_no_server_has_begun, (TWO, "held")),
     (
         85,

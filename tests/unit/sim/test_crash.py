@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -247,7 +248,7 @@ def effects(result: RunResult, node: str = "victim") -> list[str]:
     crash = next(at for at, row in enumerate(result.rows_tail) if row.event == "node.crashed")
     sent_before = {row.fields["x"] for row in result.rows_tail[:crash] if row.event == "net.request"}
     return [
-        repr(tuple(row))
+        row.text()
         for row in result.rows_tail[crash + 1 :]
         # that its sockets were closed is the system's doing
         if (row.node == node and not row.event.startswith("node.") and row.event != "net.left")
