@@ -16,9 +16,10 @@ WORKLOADS = 13
 """How many different ones there are, besides those whose episodes differ much in length (`faults.endurance`)."""
 RESTARTING = 12
 """The one whose sessions cannot be captured."""
-TOKENS_PER_S = 110.0
+TOKENS_PER_S = 130.0
 """So slow that a generation of few tokens lasts as long as one of hundreds elsewhere: time costs nothing here, and each
-token is written, hashed and read a dozen times."""
+token is written, hashed and read a dozen times. The longest (120 of text, some 40 of a tool call) must end within the
+shortest time that `faults.draw` gives a checkpoint: a stream that has begun cannot be cut, and would block each one."""
 STEP_TOKENS = 30
 
 
@@ -75,5 +76,5 @@ def _prompt(chance: random.Random, task_id: str) -> str:
 def _heavy_prompt(chance: random.Random, task_id: str) -> str:
     """Most are over in a second or two; one in a few takes ten times as long, as a Pareto distribution has it."""
     turns = min(18, int(chance.paretovariate(0.8)) - 1)
-    tokens = chance.choice((30, 60, 120))
+    tokens = chance.choice((60, 90, 120))
     return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"

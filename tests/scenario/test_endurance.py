@@ -19,12 +19,14 @@ from sim.world import World
 
 
 def test_a_run_killed_twenty_times_ends_with_every_row_the_long_ones_too() -> None:
-    restored = 0
+    restored = crashes = 0
     for seed in range(4):
         verdict = run_seed(seed, "endurance", keep_all_rows=True)
         assert verdict.ok, screen(verdict, "pytest tests/scenario/test_endurance.py")
-        assert verdict.faults["crash"] >= 10 and verdict.checked["INV-1"] and verdict.checked["INV-38"]
+        assert verdict.checked["INV-1"] and verdict.checked["INV-38"]
+        crashes += verdict.faults["crash"]
         restored += sum(row.event == "collector.restored" for row in verdict.rows)
+    assert crashes >= 40, "a run was to meet a dozen deaths"
     assert restored >= 8, "most lives were to continue a checkpoint"
 
 

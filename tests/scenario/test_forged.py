@@ -100,7 +100,7 @@ def test_of_one_rollout_one_attempt_is_continued() -> None:
         ("environment", {"r": BEGUN | {"worked": WORKED}}, "step work is not done and has a result"),
         ("environment", {"r": BEGUN | {"done": 0}}, "step seed is not done and has a result"),
         ("environment", {"r": BEGUN | {"judged": {}}}, "step judge is not done"),
-        ("environment", {"r": BEGUN | {"done": 6}}, "step 6 does not exist"),
+        ("environment", {"r": BEGUN | {"done": 7}}, "step 7 does not exist"),
         ("environment", {"r": BEGUN | {"steps": STEPS[::-1]}}, "not those of an episode"),
         ("environment", {"r": BEGUN | {"steps": [*STEPS, "seed"]}}, "not those of an episode"),
         ("environment", {"r": BEGUN | {"seeded": SEEDED | {"cookie": "a\r\nx: y"}}}, "cookie"),
