@@ -19,7 +19,7 @@ from gym_ckpt.wire import json
 from sim.cluster import HOSTS, RUN_DIR, TOKEN
 from sim.epoch import Epoch
 from sim.network import NodeClient
-from sim.oracle.files import incomplete, read
+from sim.oracle.files import Picture, incomplete, read
 
 if TYPE_CHECKING:
     from faults.inject import Injector
@@ -121,7 +121,7 @@ def _late(by: Injector, fault: faults.LateTimers) -> None:
 def _flip(by: Injector, fault: faults.BitFlip) -> None:
     disk = by.world.disk
     tree = disk.tree(RUN_DIR)
-    names = read(tree, published(RUN_DIR)).checkpoint_ids
+    names = read(Picture(tree), published(RUN_DIR)).checkpoint_ids
     whole = [each for each in names if incomplete(tree, RUN_DIR, each) is None]
     if len(whole) < 2:
         return  # nothing would be left to go back to

@@ -6,6 +6,8 @@ its steps done, which waits at its last boundary to be told, cost a whole checkp
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from gym_ckpt.core import agent_session, episode
 from gym_ckpt.core.agent_session import Call, Reply, SessionState, ToolCall, after_model, after_tool
 from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, completed, next_step
 
-RESULTS = {
+RESULTS: dict[Step, Seeded | Worked | dict[str, Any]] = {
     Step.SEED: Seeded("cookie", (), replay_verify=False, restart=False),
     Step.WORK: Worked((), (), "stop"),
     Step.VERIFY: {"reward": 1.0},
