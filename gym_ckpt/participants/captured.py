@@ -175,11 +175,14 @@ class LedgerBook(CallBook):
     # Poison that is owed.
 
     async def _pay(self, episode: EpisodeId) -> None:
-        owed = self._owed.get(episode, [])
-        while owed:
-            await self.ledger.poison(episode, owed[0])
-            owed.pop(0)
-        self._owed.pop(episode, None)
+        """Several may pay at once, and a release may drop all meanwhile: only what is seen after a wait counts."""
+        while owed := self._owed.get(episode):
+            poison = owed[0]
+            await self.ledger.poison(episode, poison)  # the same again changes nothing
+            if owed and owed[0] is poison:
+                del owed[0]
+            if not owed and self._owed.get(episode) is owed:
+                del self._owed[episode]
 
     async def _try_to_pay(self, episode: EpisodeId) -> None:
         try:

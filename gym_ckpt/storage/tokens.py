@@ -161,12 +161,17 @@ def take_over(directory: str, instance: str) -> Job[Lock]:
 
 
 def _empty(fs: FileSystem, directory: str) -> Steps[None]:
-    for name in fs.listdir(directory):
+    """Durably: the directory's server may begin once its lock is free, and must not see again what is gone."""
+    names = fs.listdir(directory)
+    for name in names:
         yield "tokens.sweep"
         try:
             fs.unlink(join(directory, name))
         except FileNotFoundError:
             pass
+    if names:
+        yield "tokens.sync_swept"
+        fs.fsync_dir(directory)
 
 
 def stage(directory: str, instance: str, call: StagedCall, token: str) -> Job[Staged]:

@@ -111,6 +111,8 @@ def test_a_dead_servers_staged_calls_go_with_its_next_life_and_a_living_ones_sta
         run(disk.view(ONE), take_over(DIRECTORY, ONE))
         left = {name: len(waiting(disk.view("x"), DIRECTORY, name)) for name in (ONE, TWO, "gone")}
         assert left == {ONE: 0, TWO: 1, "gone": 0}
+        disk.crash(ONE)
+        assert waiting(disk.view("x"), DIRECTORY, "gone") == [], "its directory may have a new owner: gone is gone"
         assert run(disk.view("x"), get(DIRECTORY, kept)) == staged("c1")
 
 
