@@ -176,9 +176,9 @@ class Taking:
             prepare_s=round(attempt.prepared_s, 6),
             commit_s=round(attempt.committed_s, 6),
         )
+        over = f", {len(taken.restarted)} in flight that a crash would start over" if taken.restarted else ""
         self._shared.progress.message(
-            f"checkpoint {taken.checkpoint_id} published: {len(taken.continued)} rows in it, "
-            f"{len(taken.restarted)} that would restart"
+            f"checkpoint {taken.checkpoint_id} published, rows in it: {len(taken.continued)}{over}"
         )
 
     async def _publish(self, checkpoint_id: str, collection: dict[str, Any]) -> bool:
