@@ -177,6 +177,12 @@ BUGS: dict[str, Bug] = {
             collector.failure_stays_closed,
         ),
         Bug(
+            "leftovers-stay",
+            "a completed run leaves the partial directories of its failed checkpoints",
+            "INV-51",
+            collector.leftovers_stay,
+        ),
+        Bug(
             "foreign-files-pruned",
             "whatever stands in the run's directory and is not the run's own is removed",
             "INV-95",

@@ -124,3 +124,10 @@ def restore_given_up() -> Patches:
 
 def errors_in_groups() -> Patches:
     return [(groups, "the_one_that_counts", lambda group, cancelled: group)]
+
+
+def leftovers_stay() -> Patches:
+    async def tidy(self: Checkpointer) -> None:
+        del self
+
+    return [(Checkpointer, "tidy", tidy)]
