@@ -60,6 +60,7 @@ def campaign(
     double: float = 0.0,
     history: History | None = None,
     crew: Callable[[float | None], Crew] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Summary:
     """Run `seeds` in order until they, the seconds, or the patience for failures are spent.
 
@@ -67,6 +68,7 @@ def campaign(
         explain: run one failure of each kind again, shrunk and with its whole trace.
         double: the share of runs that are done again in another process and compared.
         history: where results are kept, and from where old failures come.
+        say: told what takes long, once the seeds are done.
         crew: made with the moment, on this machine's monotonic clock, when no more runs begin; processes otherwise.
     """
     began = time.perf_counter()
@@ -97,7 +99,7 @@ def campaign(
     spent = time.perf_counter() - began
     figures.failed.sort(key=lambda outcome: outcome.job.seed)
     shown = kinds(figures.failed, EXPLAINED_MAX) if explain else []
-    verdicts = tuple(each for outcome in shown if (each := _explained(outcome)) is not None)
+    verdicts = tuple(each for outcome in shown if (each := _explained(outcome, say)) is not None)
     summary = Summary(
         profile, bug, figures, spent, workers.size, verdicts, book.number, before, interrupted, book.trouble
     )
@@ -151,11 +153,13 @@ def show_failure(verdict: Verdict) -> str:
     return screen(verdict, replay_command(verdict))
 
 
-def _explained(outcome: Outcome) -> Verdict | None:
+def _explained(outcome: Outcome, say: Callable[[str], None] | None) -> Verdict | None:
     """The failure with a small plan; as it is where running it here would end this process, or where it passes here."""
     job, broken = outcome.job, outcome.violation
     if broken is None or broken.invariant in ("RUN-lost", "RUN-hung", "RUN-harness"):
         return None
+    if say is not None:
+        say(f"shrinking seed {job.seed} ({broken.invariant})")
     verdict = explained(job.seed, job.profile, job.bug, outcome.plan)
     return verdict if verdict.violations else None
 

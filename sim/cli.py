@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from faults.bugs import BUGS
 from faults.draw import PROFILES
 from gym_ckpt.wire import json
 from sim.campaign import DOUBLE, ProgressLine, Summary, campaign, show_failure, summary_line
-from sim.history import History
+from sim.history import History, kept
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
 from sim.replay import Recorded, of_file, recorded, refusal, replay_until, stopped
@@ -147,6 +148,7 @@ def fuzz(
             double=double / 100,
             history=history,
             crew=None if ray_ is None else lambda until: Cluster(ray_, until),
+            say=line.say,
         )
     line.end()
     shown = None if summary.first is None else show_failure(summary.first)
@@ -162,6 +164,26 @@ def fuzz(
         click.echo(trouble, err=True)
     if not summary.ok:
         raise click.exceptions.Exit(FOUND)
+
+
+@click.command(short_help="Which plans have failed, and since when they pass.")
+@JSON
+def failures(as_json_: bool) -> None:
+    """List the plans that ever failed in this directory's campaigns, the newest first, with the commits that failed and
+    that passed them. Those that nothing has passed yet come first in the next campaign.
+
+    \b
+    Example:
+      gym-ckpt sim failures
+    """
+    found = kept()
+    if as_json_:
+        click.echo(json.dumps([asdict(each) for each in found]).decode())
+        return
+    for each in found:
+        since = f"passes since {each.mended}" if each.mended is not None else "fails still"
+        click.echo(f"{each.profile:<12}{each.seed:>10}  {each.invariant:<12}found at {each.found}, {since}")
+    click.echo(f"{len(found)} plans have failed, {sum(each.mended is None for each in found)} of them fail still")
 
 
 def _history() -> tuple[History | None, str | None]:

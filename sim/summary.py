@@ -202,6 +202,11 @@ class ProgressLine:
             return min(1.0, seconds / self._seconds)
         return figures.seeds / self._total if self._total else None
 
+    def say(self, text: str) -> None:
+        """What is done now, in place of how far it is."""
+        print(f"\r\x1b[K{text}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+        self._shown = self._shown or PROGRESS_S
+
     def end(self) -> None:
         if self._live and self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

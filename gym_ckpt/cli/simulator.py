@@ -21,7 +21,7 @@ class NoSimulator(GymCkptError):
 class SimulatorGroup(click.Group):
     """A group whose commands live in `sim.cli`."""
 
-    verbs: ClassVar[tuple[str, ...]] = ("run", "fuzz", "replay", "bugs")
+    verbs: ClassVar[tuple[str, ...]] = ("run", "fuzz", "failures", "replay", "bugs")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs, for the help text."""

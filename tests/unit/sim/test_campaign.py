@@ -274,6 +274,22 @@ def test_the_command_keeps_what_it_did(tmp_path: Path, monkeypatch: pytest.Monke
     assert runner.invoke(cli.fuzz, ["--seconds", "1", "--minutes", "1"]).exit_code == 2
 
 
+def test_failing_plans_are_listed_with_the_commits_that_failed_and_passed_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Callable[[Fake], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "0 plans have failed" in click.testing.CliRunner().invoke(cli.failures).stdout
+    with History() as history:
+        history.begin("default", 1)
+        history.record([broken(70)])
+        told = click.testing.CliRunner().invoke(cli.failures).stdout
+        assert "1 plans have failed, 1 of them fail still" in told and "RUN-x" in told
+        quick(lambda _: None)
+        campaign(range(2), "default", jobs=1, history=history)
+    (row,) = json.loads(click.testing.CliRunner().invoke(cli.failures, ["--json"]).stdout_bytes)
+    assert row["seed"] == 70 and row["mended"] is not None and row["found"] == row["mended"]
+
+
 def test_blocks_run_here_too() -> None:
     figures = run_block(range(2), "calm")
     assert figures.seeds == 2 and not figures.failed and figures.events > 0
