@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from benchmarks.gate_overhead import CALLS, _once, result
+from benchmarks.gate_overhead import CALLS, once, result
 from benchmarks.policy import as_main
 from benchmarks.result import Result, repeated
 
@@ -16,5 +16,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(calls: int = CALLS) -> Result:
-    figures, spread = repeated(lambda: anyio.run(_once, calls, False))
+    figures, spread = repeated(lambda: anyio.run(once, calls, False))
     return result("gate-off", figures, spread)

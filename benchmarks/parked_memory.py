@@ -6,6 +6,7 @@ Reference: as many untagged calls, each waiting for the worker. Resident memory 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import anyio
 
@@ -46,7 +47,7 @@ async def _parked(calls: int, how: str) -> float:
             await server.control("prepare", "c")
         async with anyio.create_task_group() as tasks:
             for number in range(calls):
-                tasks.start_soon(server.call, None if how == "open" else f"r{number}")
+                tasks.start_soon(partial(server.call, f"r{number}", tagged=how != "open"))
             await _until_parked(server, calls, how)
             used = server.resident_bytes() - before
             server.worker.go.set()

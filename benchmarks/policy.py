@@ -19,7 +19,9 @@ import anyio
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.system import production_ports
+from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Receive, Scope, Send
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import CheckpointSettings, GymSettings, InferenceSettings, ModelSettings
 from gym_ckpt.wire import json
@@ -67,10 +69,10 @@ class Policy:
     worker: Worker
     http: HttpxClient
 
-    async def call(self, episode: str | None = None) -> None:
-        """One call, answered."""
-        prefix = "" if episode is None else f"/ng-rollout/{episode}"
-        reply = await self.http.request("POST", self.url + prefix + PATH, body=BODY)
+    async def call(self, name: str, *, tagged: bool = True) -> None:
+        """One call, answered. Untagged it is as long, as new to every cache, and has its id all the same."""
+        path = f"/ng-rollout/{name}{PATH}" if tagged else f"{PATH}?ng-rollout={name}"
+        reply = await self.http.request("POST", self.url + path, headers=((CALL_ID, f"{name}.c0"),), body=BODY)
         assert reply.status == 200, reply
 
     async def control(self, operation: str, checkpoint_id: str) -> None:
@@ -158,23 +160,26 @@ async def _up(http: HttpxClient, url: str) -> bool:
         return False
 
 
-async def load(server: Policy, calls: int, at_once: int, *, tagged: bool) -> tuple[float, float]:
-    """Calls per second, and the 99th percentile of a call's seconds."""
+async def load(server: Policy, calls: int, at_once: int, *, tagged: bool) -> tuple[list[float], float]:
+    """Seconds of each call, and of all of them together."""
     took: list[float] = []
     left = iter(range(calls))
 
     async def caller() -> None:
         for number in left:
             began = time.perf_counter()
-            await server.call(f"r{number}" if tagged else None)
+            await server.call(f"r{number}", tagged=tagged)
             took.append(time.perf_counter() - began)
 
     began = time.perf_counter()
-    async with anyio.create_task_group() as tasks:
+    async with Tasks() as tasks:
         for _ in range(at_once):
             tasks.start_soon(caller)
-    took.sort()
-    return calls / (time.perf_counter() - began), took[int(0.99 * len(took))]
+    return took, time.perf_counter() - began
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 def as_main(name: str, description: str, argv: Sequence[str] | None, measure: Any) -> int:

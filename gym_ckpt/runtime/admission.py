@@ -6,8 +6,8 @@ leaves with `StaleAttempt`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
+from types import TracebackType
 
 import anyio
 
@@ -31,30 +31,13 @@ class Admission:
         self.on_change: Callable[[bool], None] | None = None
         """Called with whether admission is closed now, each time that changes."""
 
-    @asynccontextmanager
-    async def enter(self, episode: EpisodeId) -> AsyncIterator[Pass]:
+    def enter(self, episode: EpisodeId) -> Entering:
         """One piece of work of `episode`: waits while admission is closed, then runs the body parked.
 
         Raises:
             StaleAttempt: the attempt is retired already, or is retired while the body runs.
         """
-        ticket = self.book.arrive(episode)
-        scope = anyio.CancelScope()
-        self._scopes[ticket.number] = scope
-        if ticket.state is not State.WAITING:
-            self._admitted(ticket)
-        try:
-            with scope:
-                while ticket.state is State.WAITING:
-                    await self._opened.wait()
-                yield Pass(self, ticket)
-        finally:
-            del self._scopes[ticket.number]
-            if self.book.leave(ticket) and self.on_forgotten is not None:
-                self.on_forgotten(episode.rollout_id)
-            self.notify()
-        if ticket.stopping:
-            raise stale(episode)
+        return Entering(self, episode)
 
     def close(self) -> None:
         """Close; work that is past a boundary goes on to its next one."""
@@ -106,6 +89,58 @@ class Admission:
         if self._changed is not None:
             self._changed.set()
             self._changed = None
+
+
+class Entering:
+    """`Admission.enter`. A class, because every call of every server comes through here and a generator costs twice."""
+
+    __slots__ = ("_admission", "_episode", "_scope", "_ticket")
+    _ticket: Ticket
+
+    def __init__(self, admission: Admission, episode: EpisodeId) -> None:
+        self._admission = admission
+        self._episode = episode
+        self._scope = anyio.CancelScope()
+
+    async def __aenter__(self) -> Pass:
+        admission = self._admission
+        self._ticket = ticket = admission.book.arrive(self._episode)
+        admission._scopes[ticket.number] = self._scope
+        self._scope.__enter__()
+        if ticket.state is State.WAITING:
+            await self._admitted(ticket)
+        else:
+            admission._admitted(ticket)
+        return Pass(admission, ticket)
+
+    async def _admitted(self, ticket: Ticket) -> None:
+        try:
+            while ticket.state is State.WAITING:
+                await self._admission._opened.wait()
+        except BaseException as error:
+            if self._leave(type(error), error, error.__traceback__):
+                raise stale(self._episode) from None
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        taken = self._leave(kind, error, where)
+        if self._ticket.stopping and (taken or error is None):
+            raise stale(self._episode)
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> bool:
+        """Whether `error`, if there was one, was the cancellation of this piece of work."""
+        admission, ticket = self._admission, self._ticket
+        try:
+            return bool(self._scope.__exit__(kind, error, where))
+        finally:
+            del admission._scopes[ticket.number]
+            if admission.book.leave(ticket) and admission.on_forgotten is not None:
+                admission.on_forgotten(self._episode.rollout_id)
+            admission.notify()
 
 
 class Pass:
