@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sqlite3
@@ -83,9 +84,14 @@ def test_a_run_that_ends_its_process_is_a_failure_of_its_seed(quick: Callable[[F
 def test_a_run_without_end_is_killed_and_is_a_failure(
     quick: Callable[[Fake], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "RUN_MAX_S", 2.0)
+    monkeypatch.setattr(crew, "RUN_MAX_S", math.inf)
     quick(lambda seed: time.sleep(600.0) if seed == 1 else None)
-    summary = campaign(range(9), "default", jobs=2)
+
+    def lose_patience(figures: Figures, _: float) -> None:
+        """Once seed 0, before it, and seed 8, beside it, are done; those behind it have as long as they want."""
+        monkeypatch.setattr(crew, "RUN_MAX_S", 0.0 if figures.seeds == 2 else math.inf)
+
+    summary = campaign(range(9), "default", jobs=2, progress=lose_patience)
     assert [each.job.seed for each in summary.figures.failed] == [1]
     assert summary.figures.failed[0].violation is not None
     assert summary.figures.failed[0].violation.invariant == "RUN-hung" and summary.figures.seeds == 9
