@@ -174,10 +174,17 @@ def session_one_call_back() -> Patches:
         await real(self, records)
         for session in self._sessions.values():
             state = session.state
-            if state.calls and state.messages[-1]["role"] == "assistant":
-                session.state = msgspec.structs.replace(
-                    state, messages=state.messages[:-1], calls=state.calls[:-1], pending=(), finish_reason=None
-                )
+            if not state.calls:
+                continue
+            last = max(at for at, message in enumerate(state.messages) if message["role"] == "assistant")
+            session.state = msgspec.structs.replace(
+                state,
+                messages=state.messages[:last],
+                calls=state.calls[:-1],
+                pending=(),
+                tool_steps=state.tool_steps - (len(state.messages) - last - 1),
+                finish_reason=None,
+            )
 
     return [(AgentParticipant, "install", install_)]
 

@@ -40,6 +40,12 @@ def _host(d: Drawing) -> Fault:
     return faults.CrashHost(d.chance.choice(("head", "cpu", "gpu")), d.when(), d.restart(whole=0.6))
 
 
+def _silently(d: Drawing) -> Fault:
+    """A server's host is gone, and back before anybody has noticed: who asked it waits, and its state is not there."""
+    node = d.chance.choice(("environment", *d.participants))
+    return faults.Crash((node,), d.when(), Restart("alone", round(d.chance.uniform(0.01, 0.5), 3)), silent=True)
+
+
 def _at_message(d: Drawing) -> Fault:
     chance = d.chance
     node = chance.choice(d.nodes)
@@ -144,8 +150,40 @@ def _stranger(d: Drawing) -> tuple[Fault, ...]:
     return tuple(made)
 
 
+def _late_call(d: Drawing) -> Fault | tuple[Fault, ...]:
+    """An attempt is given up and retired, its model server restarts, and then a call of it comes once more."""
+    chance, policy = d.chance, d.policy()
+    k = chance.randint(1, 6)
+    late = faults.Duplicate(policy, "completions", k, 8, round(chance.uniform(0.2, 3.0), 3))
+    how: faults.Loss = chance.choice(("after", "mid_reply", "hang_after"))
+    given_up = faults.Lose("environment", "run", how, chance.randint(1, 4), chance.randint(1, 4))
+    if chance.random() < 0.5:
+        gone: Fault = faults.Crash(("environment",), OnRow("gate.admitted", k + 1), Restart("alone", 0.05))
+    else:
+        gone = given_up
+    again = faults.Crash((policy,), OnRow("retire.done", chance.randint(1, 12)), Restart("alone", 0.05))
+    return late, gone, again
+
+
+def _left_out(d: Drawing) -> Fault | tuple[Fault, ...]:
+    """Restored rows are lost before their first call, and a checkpoint that leaves them out cannot delete what was
+    restored of them; the next one has to."""
+    chance, policy = d.chance, d.policy()
+    if not d.policies[1:]:
+        return _bad_state(d)
+    lost = faults.Crash((EVERYTHING,), OnRow("collector.published", chance.randint(1, 2)), Restart("whole", 0.01))
+    moment: When = OnRow(chance.choice(("collector.restored", "collector.dispatch")), 1)
+    if chance.random() < 0.7:
+        moment = OnPhase("idle", chance.randint(1, 7), chance.choice(("environment", policy)))
+    gone = faults.Crash(("environment",), moment, Restart("alone", 0.02))
+    asked = faults.Signal("SIGUSR1", OnRow("collector.lost", chance.randint(1, 3)), round(chance.uniform(0.05, 0.5), 3))
+    fails = faults.DiskError(policy, "EIO", 1, chance.choice((2, 6, 20)), "ledger.discard")
+    return lost, gone, asked, fails
+
+
 PLACES: tuple[Kind, ...] = (
     ("processes", "crash of a host", _host, 1.0),
+    ("processes", "silent crash", _silently, 1.5),
     ("processes", "crash at a message", _at_message, 1.5),
     ("processes", "pause", _pause, 1.5),
     ("time", "delay at a named point", _at_point, 1.5),
@@ -166,5 +204,7 @@ OTHERS: tuple[Kind, ...] = (
     ("others", "judge fails", _judge_fails, 0.6),
     ("others", "bad state", _bad_state, 1.0),
     ("others", "stranger", _stranger, 1.6),
+    ("others", "late call", _late_call, 0.8),
+    ("others", "left out after a restore", _left_out, 0.8),
 )
 """Area, kind, how to draw one, weight within the area."""

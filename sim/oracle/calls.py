@@ -110,12 +110,16 @@ class Starts(Check):
         """Calls that a model server has made of a worker."""
         self._waiting: dict[int, tuple[str, str]] = {}
         """Untagged calls at model servers that have no answer yet."""
+        self._since: dict[int, float] = {}
+        """... and when they came, or their server last went on."""
         network.tap = self._chunk
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "node.started": self._new_life,
             "net.request": self._request,
+            "net.arrived": self._arrived,
+            "node.continued": self._again,
             "net.head": self._head,
             "net.failed": self._gone,
             "net.left": self._gone,
@@ -125,6 +129,7 @@ class Starts(Check):
 
     def _new_life(self, row: Row) -> None:
         self._waiting = {x: call for x, call in self._waiting.items() if call[0] != row.node}
+        self._since = {x: t for x, t in self._since.items() if x in self._waiting}
 
     def _request(self, row: Row) -> None:
         if "call" not in row.fields:
@@ -136,6 +141,13 @@ class Starts(Check):
             self._waiting[number] = dst, call
         elif row.node in self._models:
             self._passed_on.add((row.node, call))
+
+    def _arrived(self, row: Row) -> None:
+        if row.fields["x"] in self._waiting:
+            self._since[row.fields["x"]] = row.t
+
+    def _again(self, row: Row) -> None:
+        self._since = {x: row.t if self._waiting[x][0] == row.node else t for x, t in self._since.items()}
 
     def _chunk(self, number: int, status: int, chunk: bytes) -> None:
         """A part of a reply has arrived."""
@@ -157,6 +169,7 @@ class Starts(Check):
             self.look(13, None if call in self._data else f"call {call[1]} started and there was no data yet", row.node)
 
     def _head(self, row: Row) -> None:
+        self._since.pop(row.fields["x"], None)
         if self._waiting.pop(row.fields["x"], None) is not None:
             status = row.fields["status"]
             refused = status >= 400 and status != 502  # which says that the worker is lost
@@ -164,12 +177,15 @@ class Starts(Check):
 
     def _gone(self, row: Row) -> None:
         self._waiting.pop(row.fields["x"], None)
+        self._since.pop(row.fields["x"], None)
         self._calls.pop(row.fields["x"], None)
 
     def _opened(self, row: Row) -> None:
-        for node, call in self._waiting.values():
+        for number, (node, call) in self._waiting.items():
             if node == row.node:
-                held = row.t - self._data.get((node, call), row.t) > UNTAGGED_S
+                asked = (node, call) in self._passed_on
+                since = self._data.get((node, call), row.t) if asked else self._since.get(number, row.t)
+                held = row.t - since > UNTAGGED_S
                 self.look(22, f"the answer of the untagged call {call} was held" if held else None, row.node)
 
 

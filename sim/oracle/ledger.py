@@ -56,8 +56,9 @@ class Shelf:
 class Writing(Check):
     """INV-16: a row comes after the leave to begin, and is durable before the answer's head is sent.
 
-    INV-19: an answer whose row failed is not sent. INV-20: no checkpoint is ready and no retire done before a row that
-    is being written is there. INV-43: by the time a restored attempt's call is held or begins, its marker stands.
+    INV-19: an answer whose row failed is not sent. INV-36: nothing is written once the attempt is fenced. INV-20: no
+    checkpoint is ready and no retire done before a row that is being written is there. INV-43: by the time a restored
+    attempt's call is held or begins, its marker stands.
     """
 
     def __init__(self, findings: Findings, shelf: Shelf, models: frozenset[str]) -> None:
@@ -77,6 +78,8 @@ class Writing(Check):
         self._writing: dict[str, dict[str, str]] = {}
         """By node, by call: the capture key of each that has begun and whose row is not there yet."""
         self._restored: set[str] = set()
+        self._fenced: set[tuple[str, str]] = set()
+        """Server and call: begun although the attempt's fence stood, so that no row may come of it."""
         self.failed: dict[str, str] = {}
         """Calls whose row failed, with their capture keys."""
         self.begun: set[str] = set()
@@ -134,6 +137,9 @@ class Writing(Check):
             self._early[key] -= 1
             self._heads[key] += 1
         self._writing.setdefault(row.node, {})[call] = key
+        if self._shelf.has(key + FENCE):
+            self._fenced.add((row.node, call))
+            self.look(36, None, row.node)
 
     def _marked(self, row: Row) -> None:
         key = row.fields["episode"]
@@ -142,10 +148,15 @@ class Writing(Check):
             self.look(43, None if stands else f"a call of {key} is at the gate, and it does not count as started")
 
     def _written(self, row: Row) -> None:
+        self._over(row)
+        late = (row.node, row.fields["call"]) in self._fenced
+        self.look(36, f"call {row.fields['call']} has a row, and its attempt was fenced" if late else None, row.node)
+
+    def _over(self, row: Row) -> None:
         self._writing.get(row.node, {}).pop(row.fields["call"], None)
 
     def _withdrawn(self, row: Row) -> None:
-        self._written(row)
+        self._over(row)
         if row.fields["failed"]:
             self.failed[row.fields["call"]] = row.fields["episode"]
 
