@@ -114,6 +114,7 @@ def _deaf(by: Injector, fault: faults.LeaseExpiry) -> None:
 
 def _late(by: Injector, fault: faults.LateTimers) -> None:
     by.count(fault, fault.node)
+    by.world.emit(fault.node, "node.lagging")
     by.world.freezer.lag(fault.node, fault.by_s)
     by.world.clock.call_after(fault.for_s, by.world.freezer.lag, fault.node, 0.0)
 

@@ -20,8 +20,8 @@ from sim.trace import Row
 
 BROKEN_OFF = b'"broken_off"'
 """In the event that ends a stream which cannot go on: no part of an answer."""
-UNTAGGED_S = 0.5
-"""A call that no gate is for gets its answer at once when the worker has begun to give it."""
+UNTAGGED_S = 0.004
+"""A call that no gate is for is passed on at once, and so is its answer."""
 
 
 class Boundary(Check):
@@ -112,6 +112,8 @@ class Starts(Check):
         """Untagged calls at model servers that have no answer yet."""
         self._since: dict[int, float] = {}
         """... and when they came, or their server last went on."""
+        self._slow: set[str] = set()
+        """Servers that do nothing at once."""
         network.tap = self._chunk
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -120,6 +122,7 @@ class Starts(Check):
             "net.request": self._request,
             "net.arrived": self._arrived,
             "node.continued": self._again,
+            "node.lagging": self._lag,
             "net.head": self._head,
             "net.failed": self._gone,
             "net.left": self._gone,
@@ -145,6 +148,9 @@ class Starts(Check):
     def _arrived(self, row: Row) -> None:
         if row.fields["x"] in self._waiting:
             self._since[row.fields["x"]] = row.t
+
+    def _lag(self, row: Row) -> None:
+        self._slow.add(row.node)
 
     def _again(self, row: Row) -> None:
         self._since = {x: row.t if self._waiting[x][0] == row.node else t for x, t in self._since.items()}
@@ -182,7 +188,7 @@ class Starts(Check):
 
     def _opened(self, row: Row) -> None:
         for number, (node, call) in self._waiting.items():
-            if node == row.node:
+            if node == row.node and node not in self._slow:
                 asked = (node, call) in self._passed_on
                 since = self._data.get((node, call), row.t) if asked else self._since.get(number, row.t)
                 held = row.t - since > UNTAGGED_S
