@@ -91,7 +91,7 @@ class Lineages(Check):
         for line in output[: output.rfind(b"\n") + 1].splitlines():
             row = json.loads(line)
             at = EpisodeId(row["rollout_id"], row["attempt"])
-            if at.key not in self._excused:
+            if at.key not in self._excused and row["calls"]:
                 self._output(picture, at, row["calls"])
         self._files()
         self._staged()
