@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import anyio
 
+from gym_ckpt.controller.calls import ControlCalls, each
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.core.collection import Counts
 from gym_ckpt.errors import GymCkptError
+from gym_ckpt.limits import DISCOVERY_BUDGET_S
 from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.serve import run_server
@@ -203,8 +205,11 @@ class Cluster:
             node.crash()
 
     async def statuses(self, ports: Ports) -> dict[str, Status]:
-        """What every participant says of itself."""
-        return await self.coordination(ports).statuses()
+        """What every participant says of itself. Raises `ParticipantFailed`."""
+        calls, until_s = ControlCalls(TOKEN, ports), anyio.current_time() + DISCOVERY_BUDGET_S
+        names = list(self.gym.servers)
+        said = await each(names, lambda name: calls.status(name, self.gym.servers[name].url, until_s))
+        return {name: status for name, status in zip(names, said, strict=True) if status is not None}
 
 
 Waiting = Callable[[], bool]

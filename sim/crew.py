@@ -9,6 +9,7 @@ Must not know what a job does, or what is kept of it.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -184,6 +185,7 @@ def _work(link: Connection, others: list[Connection]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for other in others:
         other.close()
+    gc.freeze()  # what was imported is no garbage: not to be looked through after each world
     try:
         while True:
             block, until = link.recv()
