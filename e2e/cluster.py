@@ -19,7 +19,7 @@ from gym_ckpt.cli.demo_gym import COLLECTOR, SERVERS, DemoGym, write_tasks
 
 ROLLOUTS = 8
 TOKENS_PER_S = 500.0
-WAIT_S = 60.0
+WAIT_S = 240.0
 POLL_S = 0.05
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 POLL_S = 0.01
 
 
