@@ -8,7 +8,7 @@
 | `partition`, `half_open` | the proxy that each pair of processes talks through (`e2e.proxy`) |
 | `disk_error` | the file system of the process (`e2e.struck`) |
 
-Moments are `at` (seconds since the collector was started first) or `row`: the k-th of those events of the collector
+Moments are `at` (seconds since the first row was sent) or `row`: the k-th of those events of the collector
 that it prints. The gym is that of the workload, with the same names, input and seeds as in the simulator, so that the
 output rows must be the very same. Must not know what must hold.
 """
@@ -70,7 +70,7 @@ class RealRun:
         self._struck: Counter[str] = Counter()
         self._statuses: list[int] = []
         self._resume = False
-        self._stopped: set[str] = set()
+        self._begun: float | None = None
         (folder / "logs").mkdir(parents=True)
         (folder / "tasks.jsonl").write_bytes(self._workload.input())
         self._configure()
@@ -81,15 +81,17 @@ class RealRun:
             self._start(name)
         self._wait_ready()
         waiting = [(fault, _moment(fault)) for fault in self._plan.faults]
-        self._begun = time.monotonic()
+        end = time.monotonic() + LIMIT_S
         self._start(CONTROLLER)
-        while not (complete := self._complete()) and self._now() < LIMIT_S:
-            if self._now() < self._plan.chaos_s:
+        while not (complete := self._complete()) and time.monotonic() < end:
+            if self._begun is None:
+                self._begun = time.monotonic() if self._has_sent() else None
+            elif self._now() < self._plan.chaos_s:
                 due = [each for each in waiting if self._is_due(each[1])]
                 waiting = [each for each in waiting if each not in due]
                 for fault, _ in due:
                     self._strike(fault)
-            ready, self._due = _split(self._due, self._now())
+            ready, self._due = _split(self._due, time.monotonic())
             for _, act in ready:
                 act()
             time.sleep(POLL_S)
@@ -178,11 +180,16 @@ class RealRun:
 
     # ------------------------------------------------------------------------------------------- moments and faults
 
+    def _has_sent(self) -> bool:
+        log = self._folder / "run" / "dispatched.jsonl"
+        return log.exists() and b"rollout_id" in log.read_bytes()
+
     def _now(self) -> float:
-        return time.monotonic() - self._begun
+        """Seconds since the first row was sent, however long the processes took to come up."""
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     def _later(self, after_s: float, act: Callable[[], None]) -> None:
-        self._due.append((self._now() + after_s, act))
+        self._due.append((time.monotonic() + after_s, act))
 
     def _is_due(self, when: When) -> bool:
         match when:
