@@ -211,8 +211,10 @@ class Network:
         if not (listener.open and epoch.alive and listener.nursery is not None):
             exchange._call_client(exchange.fail, PeerLost("connection reset: the server is gone"))
             return
+        exchange.request_arrives(body)  # first: who dies of this very message resets its connection
         self.emit(epoch.name, "net.arrived", x=exchange.number)
-        exchange.request_arrives(body)
+        if not epoch.alive:
+            return
         listener.active += 1
         epoch.spawn(listener.nursery, self._handle, exchange, listener, scope, name=f"{epoch.name}:{scope['path']}")
 
