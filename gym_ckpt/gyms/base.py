@@ -44,7 +44,12 @@ class Gym(ABC):
         """A fresh session's state for a task. Deterministic in the task."""
 
     async def call(self, state: Any, tool: str, arguments: dict[str, Any]) -> Any:
-        """Do one tool call; mutates `state`; returns JSON. Raises `ToolError` for a call that cannot be done."""
+        """Do one tool call; mutates `state`; returns JSON.
+
+        Raises:
+            ToolError: for a call that cannot be done, with nothing of it done. Any other exception ends the attempt: how
+                much of the call's effect is in `state` is not known, so it is neither repeated nor restored (INV-3).
+        """
         raise ToolError(f"unknown tool {tool!r}")
 
     @abstractmethod

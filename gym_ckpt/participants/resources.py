@@ -59,6 +59,8 @@ class Session:
     last_reply: Answer | None = None
     done: dict[str, None] = field(default_factory=dict)
     """Keys of the calls before the last one, oldest first."""
+    unsound: bool = False
+    """A tool call broke off in the author's code. How much of its effect is in the state, nobody knows."""
 
     def keep(self, key: str | None, reply: Answer) -> None:
         """A call was done. Raises nothing; only the newest keys are kept."""
@@ -131,6 +133,8 @@ class ResourcesParticipant(Participant):
                     return session.last_reply
                 if key in session.done:
                     raise Refused(409, f"the call with the key {key} was done already, and others after it")
+                if session.unsound:
+                    raise Refused(500, "an earlier call of this session broke off: its state is not to be relied on")
                 await self.ports.probe("resources.before_effect")
                 reply = await self._effect(session, tool, arguments, key)
                 session.keep(key, reply)
@@ -141,6 +145,9 @@ class ResourcesParticipant(Participant):
             result = await self._gym.call(session.state, tool, arguments)
         except ToolError as error:
             result = {"error": str(error)}
+        except BaseException:
+            session.unsound = True  # neither done again nor restored: its effect would be there twice (INV-3)
+            raise
         session.revision += 1
         self.ports.tracer.emit(
             "tool.effect",
@@ -207,9 +214,8 @@ class ResourcesParticipant(Participant):
         return {"sessions": len(self._sessions)}
 
     def restarts(self) -> set[str]:
-        if self._gym.state_mode is not StateMode.RESTART_ONLY:
-            return set()
-        return {episode.key for episode in self._of_episode}
+        every = self._gym.state_mode is StateMode.RESTART_ONLY
+        return {session.episode.key for session in self._sessions.values() if every or session.unsound}
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         if self._gym.state_mode is StateMode.STATELESS:
