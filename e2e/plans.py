@@ -32,9 +32,8 @@ from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.wire import json
 from sim.cluster import CONTROLLER, HOSTS, SECOND_POLICY, servers_of
 from sim.reference import Output, output_of
-from sim.workload import Workload, workload
+from sim.workload import STEP_TOKENS, Workload, workload
 
-TOKENS_PER_S = 500.0
 LIMIT_S = 60.0
 POLL_S = 0.01
 SILENCE_S = 2.0
@@ -131,7 +130,7 @@ class RealRun:
             "inventory": 'kind = "resources"\ngym = "inventory"\n',
             "verifier": 'kind = "resources"\ngym = "answer"\n',
             **dict.fromkeys(models, f'kind = "model"\nworkers = ["worker"]\n{ledger}'),
-            "worker": f'kind = "inference"\ntokens_per_s = {TOKENS_PER_S}\nstep_tokens = 40\n',
+            "worker": f'kind = "inference"\ntokens_per_s = {work.tokens_per_s}\nstep_tokens = {STEP_TOKENS}\n',
         }
         servers = "".join(f'\n[servers.{name}]\nurl = "{urls[name]}"\n{tables[name]}' for name in self._servers)
         return (

@@ -1,8 +1,8 @@
 """A file system that fails where a file says: for processes of a test, never part of the package.
 
-The file, while it is there, is JSON: `nth` call from now on that names a path with `part` in it, `errno`, and whether
-it fails `after` its effect. Once it has struck, the file is renamed to end in `.done` and says which `call` it was, and
-all is well until there is another.
+The file, while it is there, is JSON: `nth` call from now on (of those named `only`) that names a path with `part` in
+it, `errno`, and whether it fails `after` its effect. Once it has struck, the file is renamed to end in `.done` and says
+which `call` it was, and all is well until there is another.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ class Strike:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._armed: dict[str, Any] | None = None
+        self._text = ""
+        self._armed: dict[str, Any] = {}
         self._left = 0
         self._lock = threading.Lock()
 
     def due(self, call: str, path: str) -> dict[str, Any] | None:
         """What strikes this call, which names `path`, if anything does."""
         with self._lock:
-            if self._armed is None:
-                try:
-                    self._armed = json.loads(self._path.read_text())
-                except FileNotFoundError:
-                    return None
-                self._left = self._armed["nth"]
-            elif not self._path.exists():
-                self._armed = None
+            try:
+                text = self._path.read_text()
+            except FileNotFoundError:
+                text = ""
+            if text != self._text:  # another, also where the one before was taken away between two calls
+                self._text, self._armed = text, json.loads(text or "{}")
+                self._left = self._armed.get("nth", 0)
+            if not text:
                 return None
-            if self._armed.get("part", "") in path:
+            if self._armed.get("part", "") in path and self._armed.get("only") in (None, call):
                 self._left -= 1
             if self._left > 0:
                 return None
-            struck, self._armed = self._armed, None
-            self._path.write_text(json.dumps({**struck, "call": call}))
+            self._path.write_text(json.dumps({**self._armed, "call": call}))
             self._path.rename(self._path.with_suffix(".done"))
-            return struck
+            self._text = ""
+            return self._armed
 
 
 class Struck:

@@ -72,7 +72,8 @@ def ready(browser: Browser) -> dict[str, Any]:
 def lanes_of(run: Verdict) -> list[str]:
     """The nodes of a run, in the order in which the page shows them."""
     nodes = {row.node for row in run.rows}
-    return [name for name in (CONTROLLER, *SERVERS[:-1], SECOND_POLICY, SERVERS[-1]) if name in nodes]
+    known = [name for name in (CONTROLLER, *SERVERS[:-1], SECOND_POLICY, SERVERS[-1]) if name in nodes]
+    return [*known, *({"stranger"} & nodes)]
 
 
 def test_the_page_shows_the_run_and_what_broke(browser: Browser, page: Path, broken: Verdict) -> None:
