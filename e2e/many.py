@@ -72,7 +72,7 @@ class Many:
         return self.gym.folder / f"{name}.strike"
 
     def arm(self, name: str, nth: int, error: str, *, after: bool, part: str = "", call: str | None = None) -> None:
-        """The next process of this name, or the one that runs, meets this error at its `nth` call (of `call`)."""
+        """The next process of this name, or the one that runs, meets this error at its `nth` call."""
         strike = {"nth": nth, "errno": error, "after": after, "part": part, "only": call}
         self.strike(name).with_suffix(".done").unlink(missing_ok=True)
         self.strike(name).with_suffix(".new").write_bytes(json.dumps(strike))

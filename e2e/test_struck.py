@@ -39,7 +39,7 @@ def checkpoint(many: Many) -> bool:
 
 
 def struck_checkpoint(many: Many, name: str, nth: int, error: str, call: str | None = None) -> bool | None:
-    """Whether a checkpoint failed for the error at this call, and the next was possible; None without the call."""
+    """Whether a checkpoint failed for the error at this call, and the next was possible; None without it."""
     many.arm(name, nth, error, after=nth % 2 == 0, call=call)
     published = checkpoint(many)
     if not many.struck(name):
