@@ -47,8 +47,8 @@ class Gym(ABC):
         """Do one tool call; mutates `state`; returns JSON.
 
         Raises:
-            ToolError: for a call that cannot be done, with nothing of it done. Any other exception ends the attempt: how
-                much of the call's effect is in `state` is not known, so it is neither repeated nor restored (INV-3).
+            ToolError: for a call that cannot be done, with nothing of it done. Any other exception ends the attempt:
+                how much of the effect is in `state` is not known, so it is neither repeated nor restored (INV-3).
         """
         raise ToolError(f"unknown tool {tool!r}")
 
