@@ -213,7 +213,7 @@ class Network:
             return
         exchange.request_arrives(body)  # first: who dies of this very message resets its connection
         self.emit(epoch.name, "net.arrived", x=exchange.number)
-        if not epoch.alive:
+        if exchange.disconnected:
             return
         listener.active += 1
         epoch.spawn(listener.nursery, self._handle, exchange, listener, scope, name=f"{epoch.name}:{scope['path']}")
