@@ -68,7 +68,10 @@ class Held(Check):
             self.look(11, f"the answer of call {row.fields['call']} started while admission was closed", row.node)
 
     def _withdrawn(self, row: Row) -> None:
-        self._undelivered[row.node] -= 1
+        if self._undelivered[row.node]:
+            self._undelivered[row.node] -= 1
+        else:  # its start was taken for that of a stream whose head has left
+            self._early[row.node] += 1
 
     def _head(self, row: Row) -> None:
         number = row.fields["x"]
