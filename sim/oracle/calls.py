@@ -25,7 +25,10 @@ UNTAGGED_S = 0.004
 
 
 class Boundary(Check):
-    """INV-15: in a checkpoint the agent of a call under way stands before that call, which has no row."""
+    """INV-15: in a checkpoint the agent of a call under way stands before that call, which has no row.
+
+    It may have one where its server died after writing it and the caller does not know yet: an answer that was lost.
+    """
 
     def __init__(self, findings: Findings, archive: Archive, agents: frozenset[str]) -> None:
         super().__init__(findings)
@@ -36,10 +39,15 @@ class Boundary(Check):
         self._of: dict[int, tuple[str, str]] = {}
         self._at_export: dict[tuple[str, str], dict[str, str]] = {}
         """By checkpoint and agent server: the calls under way when it exported."""
+        self._by: dict[str, str] = {}
+        """By call under way: the server that was asked."""
+        self._lost: set[str] = set()
+        """Calls whose server has died since."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "node.started": self._new_life,
+            "node.crashed": self._crashed,
             "net.request": self._request,
             "net.replied": self._over,
             "net.failed": self._over,
@@ -51,18 +59,22 @@ class Boundary(Check):
     def _new_life(self, row: Row) -> None:
         self._calls.pop(row.node, None)
 
+    def _crashed(self, row: Row) -> None:
+        self._lost.update(call for call, server in self._by.items() if server == row.node)
+
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
         if row.node in self._agents and "call" in row.fields and path.startswith(ROLLOUT_PREFIX):
             key = path[len(ROLLOUT_PREFIX) :].partition("/")[0]
             self._of[row.fields["x"]] = row.node, key
             self._calls.setdefault(row.node, {})[key] = row.fields["x"], row.fields["call"]
+            self._by[row.fields["call"]] = row.fields["dst"]
 
     def _over(self, row: Row) -> None:
         node, key = self._of.pop(row.fields["x"], ("", ""))
         under_way = self._calls.get(node, {})
         if key in under_way and under_way[key][0] == row.fields["x"]:
-            del under_way[key]
+            self._by.pop(under_way.pop(key)[1], None)
 
     def _exported(self, row: Row) -> None:
         if row.fields["kind"] == Kind.AGENT:
@@ -88,7 +100,8 @@ class Boundary(Check):
             return
         there = number == len(calls) and not state.get("pending") and state.get("finish_reason") is None
         self.look(15, None if there else f"call {call} is under way, and the session of {at} stands elsewhere")
-        self.look(15, f"call {call} is under way for the session of {at} and has its row" if call in rows else None)
+        early = call in rows and call not in self._lost
+        self.look(15, f"call {call} is under way for the session of {at} and has its row" if early else None)
 
 
 class Starts(Check):

@@ -137,8 +137,9 @@ class Arrivals(Check):
         if self._refused[row.node, by]:
             self._refused[row.node, by] -= 1
             return
-        server = self._known.server(row.node)
-        if server.closed and marked(server.marks, [by]) is not None:
+        # A refusal may be passed on from another server that has marked the attempt.
+        unmarked = all(marked(each.marks, [by]) is not None for each in self._known.servers())
+        if self._known.server(row.node).closed and unmarked:
             self.look(14, f"a call of {by} got status {row.fields['status']} while admission was closed", row.node)
 
     def _for_a_file(self, row: Row) -> None:
