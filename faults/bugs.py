@@ -201,6 +201,12 @@ BUGS: dict[str, Bug] = {
             collector.restore_given_up,
         ),
         Bug(
+            "continued-attempt-from-input",
+            "an environment that died after the restore begins a continued attempt from its input",
+            "INV-3",
+            collector.continued_unsaid,
+        ),
+        Bug(
             "restored-attempts-not-retired",
             "a restore forgets that the attempts which it continues are dead",
             "INV-63",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from faults.patches import Patches, mutated
-from gym_ckpt.controller import startup, taking
+from gym_ckpt.controller import environment, rollouts, startup, taking
 from gym_ckpt.controller.checkpointer import Checkpointer
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.housekeeping import Housekeeping
@@ -44,6 +44,13 @@ def retire_beside_checkpoint() -> Patches:
 def retire_what_replied() -> Patches:
     old = "verdict = shared.collection.failed(episode)"
     return [(Rollouts, "settle", mutated(Rollouts.settle, old, "verdict = shared.collection.lost(episode)"))]
+
+
+def continued_unsaid() -> Patches:
+    async def run_episode(*call: Any, **_: Any) -> Any:
+        return await environment.run_episode(*call)
+
+    return [(rollouts, "run_episode", run_episode)]
 
 
 def rows_unsynced() -> Patches:

@@ -16,6 +16,7 @@ from gym_ckpt.ports import HttpClient, Reply
 from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CONTINUED_HEADER
 
 CONFLICT = 409
 
@@ -41,14 +42,20 @@ class Lost:
     reason: str
 
 
-async def run_episode(http: HttpClient, url: str, episode: EpisodeId, task: bytes) -> Finished | Failed | Lost:
-    """Send the episode and wait for its reply, however long it takes: time-outs of episodes are the environment's."""
+async def run_episode(
+    http: HttpClient, url: str, episode: EpisodeId, task: bytes, *, continued: bool = False
+) -> Finished | Failed | Lost:
+    """Send the episode and wait for its reply, however long it takes: time-outs of episodes are the environment's.
+
+    `continued`: it goes on from what a restore has installed. An environment that has died since and has nothing of it
+    would begin it from its input, on tools that have its effects already (INV-3): it answers 409.
+    """
     body = b'{"episode_id":{"rollout_id":%s,"attempt":%d},"task":%s}' % (
         json.dumps(episode.rollout_id),
         episode.attempt,
         task,
     )
-    headers = (("content-type", "application/json"),)
+    headers = [("content-type", "application/json"), *([(CONTINUED_HEADER, "1")] if continued else [])]
     try:
         reply = await http.request("POST", tagged(url, episode, "/run"), headers=headers, body=body)
     except TransportError as error:

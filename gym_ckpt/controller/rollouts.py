@@ -78,7 +78,8 @@ class Rollouts:
         shared.ports.tracer.emit("collector.dispatch", episode=episode.key)
         begun.one()
         task = shared.tasks[episode.rollout_id]
-        outcome = await run_episode(shared.ports.http, self._url, episode, task)
+        continued = shared.collection.is_continued(episode)
+        outcome = await run_episode(shared.ports.http, self._url, episode, task, continued=continued)
         await shared.ports.probe("collector.replied")
         self.settle(episode, outcome)
 

@@ -156,6 +156,10 @@ class Collection:
 
     # ------------------------------------------------------------------------------------------- dispatch
 
+    def is_continued(self, episode: EpisodeId) -> bool:
+        """Whether this attempt, which is in flight, goes on from a restored record."""
+        return self._current(episode).restored
+
     def take(self) -> list[EpisodeId]:
         """Everything that may start now, restored rows first; they count as in flight from here on (INV-90)."""
         taken = []

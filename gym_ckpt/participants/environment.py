@@ -30,7 +30,7 @@ from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, PeerRefused, call
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import EpisodeRef, plain
+from gym_ckpt.wire.messages import CONTINUED_HEADER, EpisodeRef, plain
 
 
 class RunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,6 +133,8 @@ class EnvironmentParticipant(Participant):
         except NotLossless as error:
             raise InvalidRequest(f"task: {error}") from None
         held = self._episodes.get(episode)
+        if held is None and request.header(CONTINUED_HEADER) is not None:
+            raise Refused(409, f"attempt {episode.key} is to be continued, and nothing of it is here")
         if held is not None and held.state.task_digest != digest:
             raise InvalidRequest(f"the task of {episode.key} is not the one that its checkpoint was taken of")
         outcome: Outcome[RunReply] = Outcome()

@@ -21,6 +21,8 @@ from gym_ckpt.wire import json
 
 CONTROL_PREFIX = "/ng-control/v1/checkpoint/"
 ROLLOUT_PREFIX = "/ng-rollout/"
+CONTINUED_HEADER = "x-ng-checkpoint-continued"
+"""On a `/run` that goes on from a restored record: whoever has none must not begin the attempt from its input."""
 
 M = TypeVar("M", bound=msgspec.Struct)
 
