@@ -55,7 +55,7 @@ class OnPhase(Data, frozen=True, tag="phase", tag_field="when"):
     node: str = ""
 
     def words(self) -> str:
-        return f"when {self.node or 'a participant'} becomes {self.phase} for the {nth(self.k)} time"
+        return f"when {self.node or 'a participant'} becomes {self.phase} for {nth(self.k)} time"
 
 
 When = At | OnEvent | OnRow | OnPhase

@@ -153,22 +153,22 @@ class _Run:
         self._progress.start(shared.collection.counts())
         housekeeping = Housekeeping(shared)
         checkpointer = None
-        async with Tasks() as tasks:
-            tasks.start_soon(started.rows.run, shared.fail, self._progress.message)
-            tasks.start_soon(housekeeping.run)
-            tasks.start_soon(Rollouts(shared, self._url).run)
-            if self._settings.checkpoint_dir is not None and self._coordination is not None:
-                run_dir, in_force = self._settings.checkpoint_dir, self._in_force
-                taking = Taking(shared, self._coordination, run_dir, started.run, in_force)
-                checkpointer = Checkpointer(shared, taking, housekeeping)
-                tasks.start_soon(checkpointer.run)
-            shared.changed()
-            try:
+        try:
+            async with Tasks() as tasks:
+                tasks.start_soon(started.rows.run, shared.fail, self._progress.message)
+                tasks.start_soon(housekeeping.run)
+                tasks.start_soon(Rollouts(shared, self._url).run)
+                if self._settings.checkpoint_dir is not None and self._coordination is not None:
+                    run_dir, in_force = self._settings.checkpoint_dir, self._in_force
+                    taking = Taking(shared, self._coordination, run_dir, started.run, in_force)
+                    checkpointer = Checkpointer(shared, taking, housekeeping)
+                    tasks.start_soon(checkpointer.run)
+                shared.changed()
                 await shared.ended.wait()
                 unwritten = await self._end(shared, housekeeping, checkpointer)
-            finally:
-                self._in_force = checkpointer.previous if checkpointer is not None else None
-            tasks.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
+        finally:  # after the tasks: a publication under way is not cut short, and may name another one still
+            self._in_force = checkpointer.previous if checkpointer is not None else None
         return await self._outcome(shared, started, checkpointer, unwritten)
 
     def _shared(self, started: Started) -> Shared:

@@ -96,7 +96,7 @@ def read_or_rebuilt(fs: FileSystem, run_dir: str) -> tuple[Pointer | None, str |
     lost = rebuilt(fs, run_dir)
     if lost is None:
         return None, None
-    mend = "remove these too to start over"
+    mend = "the newest whole one of them is used"
     return lost, damaged(layout.latest(run_dir), "is missing, and there are checkpoints", mend).detail
 
 
