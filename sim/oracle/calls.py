@@ -34,13 +34,11 @@ class Boundary(Check):
         super().__init__(findings)
         self._archive = archive
         self._agents = agents
-        self._calls: dict[str, dict[str, tuple[int, str]]] = {}
-        """By agent server, by capture key: exchange and call under way."""
+        self._calls: dict[str, dict[str, tuple[int, str, str]]] = {}
+        """By agent server, by capture key: exchange and call under way, and the server that was asked."""
         self._of: dict[int, tuple[str, str]] = {}
         self._at_export: dict[tuple[str, str], dict[str, str]] = {}
         """By checkpoint and agent server: the calls under way when it exported."""
-        self._by: dict[str, str] = {}
-        """By call under way: the server that was asked."""
         self._lost: set[str] = set()
         """Calls whose server has died since."""
 
@@ -60,25 +58,25 @@ class Boundary(Check):
         self._calls.pop(row.node, None)
 
     def _crashed(self, row: Row) -> None:
-        self._lost.update(call for call, server in self._by.items() if server == row.node)
+        under_way = [each for calls in self._calls.values() for each in calls.values()]
+        self._lost.update(call for _, call, server in under_way if server == row.node)
 
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
         if row.node in self._agents and "call" in row.fields and path.startswith(ROLLOUT_PREFIX):
             key = path[len(ROLLOUT_PREFIX) :].partition("/")[0]
             self._of[row.fields["x"]] = row.node, key
-            self._calls.setdefault(row.node, {})[key] = row.fields["x"], row.fields["call"]
-            self._by[row.fields["call"]] = row.fields["dst"]
+            self._calls.setdefault(row.node, {})[key] = row.fields["x"], row.fields["call"], row.fields["dst"]
 
     def _over(self, row: Row) -> None:
         node, key = self._of.pop(row.fields["x"], ("", ""))
         under_way = self._calls.get(node, {})
         if key in under_way and under_way[key][0] == row.fields["x"]:
-            self._by.pop(under_way.pop(key)[1], None)
+            del under_way[key]
 
     def _exported(self, row: Row) -> None:
         if row.fields["kind"] == Kind.AGENT:
-            calls = {key: call for key, (_, call) in self._calls.get(row.node, {}).items()}
+            calls = {key: call for key, (_, call, _) in self._calls.get(row.node, {}).items()}
             self._at_export[row.fields["checkpoint_id"], row.node] = calls
 
     def _published(self, row: Row) -> None:

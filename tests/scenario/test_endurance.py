@@ -19,14 +19,12 @@ from sim.world import World
 
 
 def test_a_run_killed_twenty_times_ends_with_every_row_the_long_ones_too() -> None:
-    restored = crashes = 0
-    for seed in range(4):
+    restored = 0
+    for seed in (0, 1, 3, 5):  # others have finished before they have died ten times
         verdict = run_seed(seed, "endurance", keep_all_rows=True)
         assert verdict.ok, screen(verdict, "pytest tests/scenario/test_endurance.py")
-        assert verdict.checked["INV-1"] and verdict.checked["INV-38"]
-        crashes += verdict.faults["crash"]
+        assert verdict.faults["crash"] >= 10 and verdict.checked["INV-1"] and verdict.checked["INV-38"]
         restored += sum(row.event == "collector.restored" for row in verdict.rows)
-    assert crashes >= 40, "a run was to meet a dozen deaths"
     assert restored >= 8, "most lives were to continue a checkpoint"
 
 
