@@ -4,7 +4,8 @@ Bounded: the chaos and everything in it ends, so that liveness can be asked for 
 here, so that a fault outside the promise is never a failure of the run:
 
   - at most `CRASHES_MAX` deaths, since a rollout is given up after `LOST_ATTEMPTS_MAX` attempts without a reply;
-  - no single delay over `DELAY_MAX_S`, so that the chaos ends within the time that a run may take;
+  - no single delay over `DELAY_MAX_S`, so that the chaos ends within the time that a run may take, and that no copy of
+    a call comes later than servers look out for it (`FORGOTTEN_S`);
   - a bit flips in the newest checkpoint only while there is an older one to go back to (`faults.acts`).
 
 Must not know: seeds, how a plan is drawn.
@@ -19,7 +20,7 @@ import msgspec
 from faults import catalogue as faults
 from faults.catalogue import Fault
 from faults.plan import Plan
-from gym_ckpt.limits import LOST_ATTEMPTS_MAX
+from gym_ckpt.limits import FORGOTTEN_S, LOST_ATTEMPTS_MAX
 
 FAULTS_MAX = 24
 CRASHES_MAX = 20
@@ -31,6 +32,7 @@ LATE_MAX_S = 0.3
 """Later than that, a server would be slow to be ready, which a checkpoint must never be for a generation (INV-10)."""
 DEATHS = faults.Crash | faults.CrashHost | faults.CrashAtProbe | faults.CrashAtStep | faults.CrashAtMessage
 
+assert DELAY_MAX_S * 2 <= FORGOTTEN_S, "a late copy may be delayed once more"
 assert CRASHES_MAX * 2 < LOST_ATTEMPTS_MAX, "no rollout may be given up because faults struck it often (INV-1)"
 
 
@@ -58,6 +60,8 @@ def _short(fault: Fault) -> Fault:
             return msgspec.structs.replace(
                 fault, request_s=min(fault.request_s, DELAY_MAX_S), reply_s=min(fault.reply_s, DELAY_MAX_S)
             )
+        case faults.Duplicate():
+            return msgspec.structs.replace(fault, after_s=min(fault.after_s, DELAY_MAX_S))
         case faults.Overrun():
             return msgspec.structs.replace(fault, by_s=min(fault.by_s, DELAY_MAX_S))
         case faults.SlowDisk():

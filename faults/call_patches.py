@@ -12,6 +12,7 @@ from faults.patches import Bug, Patches, mutated
 from gym_ckpt.controller.checkpointer import Checkpointer
 from gym_ckpt.core import phases
 from gym_ckpt.core.admission import AdmissionBook, State, Ticket
+from gym_ckpt.core.forgotten import Forgotten
 from gym_ckpt.participants.agent import AgentParticipant
 from gym_ckpt.participants.environment import EnvironmentParticipant
 from gym_ckpt.participants.gate import GatedCall
@@ -146,6 +147,10 @@ def cancel_again() -> Patches:
     return [(AdmissionBook, "mark", mark)]
 
 
+def late_copies_begun() -> Patches:
+    return [(Forgotten, "refuses", lambda self, episode, run, now: False)]
+
+
 def marks_outlive_forget() -> Patches:
     old = "        self._admission.book.marks.forget(rollout_ids)\n"
     return [(ControlPlane, "forget", mutated(ControlPlane.forget, old, ""))]
@@ -274,6 +279,12 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("fence-unseen", "a late row is written although its attempt is fenced", "INV-36", fence_unseen),
     Bug("marks-outlive-forget", "a forgotten rollout leaves its marks", "INV-37", marks_outlive_forget),
+    Bug(
+        "late-copies-begun",
+        "a copy of a call that comes when its rollout is over and forgotten is begun",
+        "INV-38",
+        late_copies_begun,
+    ),
     Bug(
         "failed-delete-settled",
         "a restored attempt whose deletion failed is not tried again",

@@ -2,7 +2,7 @@
 
 The public names, by what they are for:
 
-* a controller of its own: `Coordination`, `OpenCheckpoint`, `Committed`, and `production_ports` to run it on;
+* a controller of its own: `Coordination`, `OpenCheckpoint`, `Committed`, `Ended`, and `production_ports` to run it on;
 * a server of its own: `Participant`, `Record`, `up_to`, `ControlPlane`, `install`, `admitting`; `Gym` with `StateMode`,
   `VerifyMode` and `ToolError` for tools and a verifier;
 * identity: `EpisodeId`, `Kind`;
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_ckpt.adapters.system import production_ports
     from gym_ckpt.controller.coordination import Coordination, OpenCheckpoint
     from gym_ckpt.core.coordination import Committed
+    from gym_ckpt.core.forgotten import Ended
     from gym_ckpt.errors import GymCkptError
     from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
     from gym_ckpt.ports import Ports
@@ -33,6 +34,7 @@ __all__ = [
     "Committed",
     "ControlPlane",
     "Coordination",
+    "Ended",
     "EpisodeId",
     "Gym",
     "GymCkptError",
@@ -54,6 +56,7 @@ _HOME: Final = (
     ("gym_ckpt.adapters.system", ("production_ports",)),
     ("gym_ckpt.controller.coordination", ("Coordination", "OpenCheckpoint")),
     ("gym_ckpt.core.coordination", ("Committed",)),
+    ("gym_ckpt.core.forgotten", ("Ended",)),
     ("gym_ckpt.errors", ("GymCkptError",)),
     ("gym_ckpt.gyms.base", ("Gym", "StateMode", "ToolError", "VerifyMode")),
     ("gym_ckpt.ports", ("Ports",)),

@@ -149,6 +149,10 @@ RETIRE_BATCH: Final = 4096
 """Attempts that one retire of the collector names."""
 FORGET_BATCH: Final = 256
 """Finished rollouts with a mark that are gathered before they are forgotten together."""
+FORGOTTEN_S: Final = 120.0
+"""How long a server refuses copies of calls of a rollout that its run has told it to forget."""
+FORGOTTEN_MAX: Final = 65_536
+"""... and of how many such rollouts, the newest."""
 FORGET_AT_END_S: Final = 60.0
 """How long the end of a run tries to forget what is left; marks die with the servers anyway."""
 TIDY_AT_END_S: Final = 10.0

@@ -29,7 +29,7 @@ from gym_ckpt.limits import (
     WAITING_SAID_AFTER_S,
     WAITING_SAID_EVERY_S,
 )
-from gym_ckpt.ports import Ports
+from gym_ckpt.ports import Headers, Ports
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.peer import PeerRefused, accepted
 from gym_ckpt.types import Kind
@@ -85,6 +85,7 @@ class ControlCalls:
         request: Callable[[Times], msgspec.Struct],
         reply_type: type[M],
         until: float,
+        headers: Headers = (),
     ) -> M:
         """One operation on one participant, repeated until it is answered or `until` has passed.
 
@@ -99,7 +100,7 @@ class ControlCalls:
             body = encode(request(times))
             await self._ports.probe(f"coordination.before_{operation}")
             reply = await self._ports.control.request(
-                "POST", target, headers=self._headers, body=body, timeout_s=timeout_s
+                "POST", target, headers=(*self._headers, *headers), body=body, timeout_s=timeout_s
             )
             await self._ports.probe(f"coordination.after_{operation}")
             return decode(accepted(target, reply).body, reply_type)

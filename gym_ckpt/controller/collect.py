@@ -177,6 +177,7 @@ class _Run:
             settings,
             self._ports,
             self._coordination,
+            run=started.run,
             run_id=self._run_id,
             collection=Collection(
                 started.restart.rows, concurrency=settings.concurrency, max_attempts=settings.max_attempts

@@ -15,6 +15,7 @@ import anyio
 from gym_ckpt.controller.calls import ControlCalls, Times, Waiting, each
 from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
+from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.errors import (
     CoordinationError,
     InvalidPhase,
@@ -28,6 +29,7 @@ from gym_ckpt.limits import (
     RETIRE_BUDGET_S,
 )
 from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.asgi import of_run
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire.messages import (
@@ -183,15 +185,23 @@ class Coordination:
         if failures:
             raise failures[0][1]
 
-    async def forget(self, rollout_ids: Iterable[str], budget_s: float = RETIRE_BUDGET_S) -> None:
-        """Stop refusing late calls of these rollouts, and drop what is kept per rollout. Raises as `retire`."""
+    async def forget(
+        self, rollout_ids: Iterable[str], budget_s: float = RETIRE_BUDGET_S, *, ended: Ended | None = None
+    ) -> None:
+        """Stop refusing late calls of these rollouts, and drop what is kept per rollout. Raises as `retire`.
+
+        `ended`: all calls for them said that they were this run's, and no attempt was higher: copies of such calls are
+        refused for `FORGOTTEN_S` more, since a network may deliver one again when its rollout is over.
+        """
         wanted = sorted(set(rollout_ids))
 
         def request(times: Times) -> ForgetRequest:
             return ForgetRequest(rollout_ids=wanted, deadline_ts=times[0], budget_s=times[1])
 
+        said = of_run(None if ended is None else ended.text)
+
         async def one(member: Member, until: float) -> None:
-            await self._calls.call(member, "forget", request, ForgetReply, until)
+            await self._calls.call(member, "forget", request, ForgetReply, until, said)
 
         failures = await self._in_stages(rules.RETIRE, one, budget_s) if wanted else []
         if failures:

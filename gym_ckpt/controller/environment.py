@@ -13,7 +13,7 @@ from typing import Any
 from gym_ckpt.errors import TransportError
 from gym_ckpt.limits import REASON_MAX_CHARS
 from gym_ckpt.ports import HttpClient, Reply
-from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.runtime.asgi import of_run, tagged
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTINUED_HEADER
@@ -43,10 +43,11 @@ class Lost:
 
 
 async def run_episode(
-    http: HttpClient, url: str, episode: EpisodeId, task: bytes, *, continued: bool = False
+    http: HttpClient, url: str, episode: EpisodeId, task: bytes, *, run: str | None = None, continued: bool = False
 ) -> Finished | Failed | Lost:
     """Send the episode and wait for its reply, however long it takes: time-outs of episodes are the environment's.
 
+    `run`: whose episode this is, so that a copy of the call which arrives when all is over is known for one.
     `continued`: it goes on from what a restore has installed. An environment that has died since and has nothing of it
     would begin it from its input, on tools that have its effects already (INV-3): it answers 409.
     """
@@ -55,7 +56,7 @@ async def run_episode(
         episode.attempt,
         task,
     )
-    headers = [("content-type", "application/json"), *([(CONTINUED_HEADER, "1")] if continued else [])]
+    headers = [("content-type", "application/json"), *of_run(run), *([(CONTINUED_HEADER, "1")] if continued else [])]
     try:
         reply = await http.request("POST", tagged(url, episode, "/run"), headers=headers, body=body)
     except TransportError as error:

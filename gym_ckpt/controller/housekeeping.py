@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import anyio
 
 from gym_ckpt.controller.shared import Shared
+from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import (
     COLLECT_RETRY_FIRST_S,
@@ -86,7 +87,8 @@ class Housekeeping:
         batch = shared.collection.forget_batch(limit)
         await shared.rows.sync()
         if shared.coordination is not None:
-            await shared.coordination.forget(batch)
+            ended = Ended(shared.run, max((episode.attempt for episode in batch), default=0))
+            await shared.coordination.forget([episode.rollout_id for episode in batch], ended=ended)
         shared.collection.forgotten(batch)
 
     def _retired(self, batch: Iterable[EpisodeId]) -> None:

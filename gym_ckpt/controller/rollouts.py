@@ -79,7 +79,8 @@ class Rollouts:
         begun.one()
         task = shared.tasks[episode.rollout_id]
         continued = shared.collection.is_continued(episode)
-        outcome = await run_episode(shared.ports.http, self._url, episode, task, continued=continued)
+        run = None if shared.coordination is None else shared.run  # nobody forgets without it
+        outcome = await run_episode(shared.ports.http, self._url, episode, task, run=run, continued=continued)
         await shared.ports.probe("collector.replied")
         self.settle(episode, outcome)
 

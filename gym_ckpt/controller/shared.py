@@ -21,6 +21,7 @@ from gym_ckpt.controller.journal import DispatchLog
 from gym_ckpt.controller.progress import Progress
 from gym_ckpt.controller.rows import RowFiles
 from gym_ckpt.core.collection import Collection
+from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.types import EpisodeId
@@ -69,11 +70,12 @@ class Coordination(Protocol):
 
     async def retire(self, episodes: Iterable[EpisodeId]) -> None: ...
 
-    async def forget(self, rollout_ids: Iterable[str]) -> None: ...
+    async def forget(self, rollout_ids: Iterable[str], *, ended: Ended | None = None) -> None: ...
 
 
 class Shared:
-    """One run. `run_id`: of this process's run. `fatal`: why the run cannot go on, once that is known."""
+    """One run. `run`: its name, the same over restarts; `run_id`: of this process's run. `fatal`: why the run cannot go
+    on, once that is known."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class Shared:
         ports: Ports,
         coordination: Coordination | None,
         *,
+        run: str,
         run_id: str,
         collection: Collection,
         tasks: Mapping[str, bytes],
@@ -92,6 +95,7 @@ class Shared:
         self.settings = settings
         self.ports = ports
         self.coordination = coordination
+        self.run = run
         self.run_id = run_id
         self.collection = collection
         self.tasks = tasks

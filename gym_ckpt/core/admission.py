@@ -173,6 +173,13 @@ class AdmissionBook:
         return {"waiting": waiting, "parked": total - waiting - working, "working": working}
 
 
+def over(episode: EpisodeId) -> StaleAttempt:
+    """The refusal of a copy that came when its rollout was over and forgotten."""
+    return StaleAttempt(
+        f"rollout {episode.rollout_id} is over; this is a late copy of a call of attempt {episode.attempt}"
+    )
+
+
 def stale(episode: EpisodeId) -> StaleAttempt:
     """The refusal of a retired attempt."""
     return StaleAttempt(

@@ -264,13 +264,13 @@ class Collection:
                 self._move(row, RowState.WAITING)
         return given_up
 
-    def forget_batch(self, limit: int) -> tuple[str, ...]:
-        """Finished rollouts of which servers may still keep something, at most `limit`."""
-        return tuple(name for name, _ in zip(self._forgettable, range(limit), strict=False))
+    def forget_batch(self, limit: int) -> tuple[EpisodeId, ...]:
+        """Last attempts of finished rollouts of which servers may still keep something, at most `limit`."""
+        return tuple(self._rows[name].episode for name, _ in zip(self._forgettable, range(limit), strict=False))
 
-    def forgotten(self, rollout_ids: Iterable[str]) -> None:
-        for rollout_id in rollout_ids:
-            self._forgettable.pop(rollout_id, None)
+    def forgotten(self, episodes: Iterable[EpisodeId]) -> None:
+        for episode in episodes:
+            self._forgettable.pop(episode.rollout_id, None)
 
     # ------------------------------------------------------------------------------------------- inside
 

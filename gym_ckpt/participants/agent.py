@@ -31,7 +31,7 @@ from gym_ckpt.participants.model import (
 from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
 from gym_ckpt.ports import Headers, Ports
 from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_cookie_value, tagged
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_cookie_value, of_run, tagged
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
@@ -90,6 +90,8 @@ class Session:
         self.calling: str | None = None
         """The model call under way."""
         self.work: Pass | None = None
+        self.made_for: str | None = None
+        """The run that its calls say they are made for, as the calls of its environment do."""
 
 
 class AgentParticipant(Participant):
@@ -137,7 +139,7 @@ class AgentParticipant(Participant):
         body = await request.typed(OpenRequest)
         if not is_cookie_value(body.cookie) or not _is_origin(body.resources_url):
             raise InvalidRequest("cookie must be a cookie's value, and resources_url http://host:port")
-        async with self.admission.enter(episode) as work:
+        async with self.admission.enter(episode, request.run) as work:
             await work.begin()
             if episode not in self._sessions:
                 opened = Opened(body.resources_url, body.cookie, body.tools)
@@ -147,7 +149,7 @@ class AgentParticipant(Participant):
     async def close_session(self, request: Request) -> Answer:
         """Close the episode's session; closed already, it stays closed. Work that goes on is stopped first."""
         episode = request.required_episode()
-        async with self.admission.enter(episode) as work:
+        async with self.admission.enter(episode, request.run) as work:
             await work.begin()
             session = self._sessions.get(episode)
             if session is not None and session.run is not None:
@@ -159,14 +161,15 @@ class AgentParticipant(Participant):
     async def claim(self, request: Request) -> Answer:
         """A restored episode goes on without a model call: tell its model server that it does (INV-42)."""
         episode = request.required_episode()
-        async with self.admission.enter(episode) as work:
+        async with self.admission.enter(episode, request.run) as work:
             await work.begin()
-            await self._claim(episode)
+            await self._claim(episode, request.run)
         return answer({"claimed": True})
 
-    async def _claim(self, episode: EpisodeId) -> None:
+    async def _claim(self, episode: EpisodeId, run: str | None) -> None:
+        url = tagged(self._model(episode), episode, MODEL_CLAIM_PATH)
         try:
-            await call(self.ports, "POST", tagged(self._model(episode), episode, MODEL_CLAIM_PATH), b"{}")
+            await call(self.ports, "POST", url, b"{}", headers=of_run(run))
         except PeerRefused as error:
             if error.status not in (404, 405):
                 raise
@@ -179,6 +182,7 @@ class AgentParticipant(Participant):
         if session is None:
             raise Refused(404, f"no session {episode.key}: open it first, or continue the attempt that was restored")
         if session.run is None:
+            session.made_for = request.run
             session.run = Outcome()
             self._tasks.start_soon(self._run, session, session.run)
         run = session.run
@@ -188,12 +192,12 @@ class AgentParticipant(Participant):
 
     async def _run(self, session: Session, outcome: Outcome[WorkReply]) -> None:
         try:
-            async with self.admission.enter(session.episode) as work:
+            async with self.admission.enter(session.episode, session.made_for) as work:
                 session.work = work
                 with session.scope:
                     await work.begin()
                     if session.state.finish_reason is not None:
-                        await self._claim(session.episode)  # restored at its end: no model call will
+                        await self._claim(session.episode, session.made_for)  # restored at its end: no model call will
                     while session.state.finish_reason is None:
                         await self._step(session, work)
                         await work.boundary()
@@ -244,7 +248,7 @@ class AgentParticipant(Participant):
         if self._max_tokens is not None:
             body["max_tokens"] = self._max_tokens
         url = tagged(self._model(session.episode), session.episode, "/v1/chat/completions")
-        headers: Headers = (*JSON_HEADERS, (CALL_ID, call_id))
+        headers: Headers = (*JSON_HEADERS, (CALL_ID, call_id), *of_run(session.made_for))
         if not self._stream:
             reply = await self.ports.http.request("POST", url, headers=headers, body=json.dumps(body))
             return whole(accepted(url, reply).body, call_id)
@@ -273,6 +277,7 @@ class AgentParticipant(Participant):
         headers = (
             ("cookie", f"{COOKIE}={session.opened.cookie}"),
             (IDEMPOTENCY_KEY, f"{session.episode.key}:tool{session.state.tool_steps}"),
+            *of_run(session.made_for),
         )
         url = tagged(session.opened.resources_url, session.episode, f"/{tool.name}")
         reply = await call(self.ports, "POST", url, tool.arguments.encode(), headers=headers)

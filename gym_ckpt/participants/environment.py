@@ -23,7 +23,7 @@ from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cookie_in, is_cookie_value, tagged
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cookie_in, is_cookie_value, of_run, tagged
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
@@ -62,6 +62,8 @@ class _Episode:
         self.state = state
         self.unclaimed = False
         """Continued from a checkpoint, with nothing left for its agent to do."""
+        self.made_for: str | None = None
+        """The run that its `/run` said it was made for, which further calls say in turn."""
         self.limit = anyio.CancelScope()
         self._timeout_s = timeout_s
         self._left_s = max(0.0, timeout_s - state.worked_s)
@@ -139,18 +141,21 @@ class EnvironmentParticipant(Participant):
             raise InvalidRequest(f"the task of {episode.key} is not the one that its checkpoint was taken of")
         outcome: Outcome[RunReply] = Outcome()
         self._asked.add(episode)
-        self._tasks.start_soon(self._drive, episode, body.task, outcome)
+        self._tasks.start_soon(self._drive, episode, body.task, request.run, outcome)
         return answer(await request.while_connected(lambda: outcome.get(math.inf, "the episode")))
 
-    async def _drive(self, episode: EpisodeId, task: dict[str, Any], outcome: Outcome[RunReply]) -> None:
+    async def _drive(
+        self, episode: EpisodeId, task: dict[str, Any], run: str | None, outcome: Outcome[RunReply]
+    ) -> None:
         try:
-            async with self.admission.enter(episode) as work:
+            async with self.admission.enter(episode, run) as work:
                 held = self._episodes.get(episode)
                 continued = held is not None
                 if held is None:
                     state = machine.begin(task, judge=self._verifier_url is not None)
                     held = self._episodes[episode] = _Episode(state, self._timeout_s)
                 self.ports.tracer.emit("episode.started", episode=episode.key, continued=continued)
+                held.made_for = run
                 held.unclaimed = continued and held.state.worked is not None
                 reply = await self._to_the_end(episode, held, task, work)
                 del self._episodes[episode]
@@ -195,7 +200,8 @@ class EnvironmentParticipant(Participant):
         """Say that a continued episode is at work, whose agent has nothing left to do: nobody else would, and what the
         model servers keep of it would count as abandoned (INV-42)."""
         try:
-            await call(self.ports, "POST", tagged(self._agent_url, episode, CLAIM_PATH), b"{}")
+            url = tagged(self._agent_url, episode, CLAIM_PATH)
+            await call(self.ports, "POST", url, b"{}", headers=of_run(self._episodes[episode].made_for))
         except PeerRefused as error:
             if error.status not in (404, 405):
                 raise
@@ -256,7 +262,7 @@ class EnvironmentParticipant(Participant):
     async def _call(
         self, episode: EpisodeId, step: Step, url: str, path: str, body: dict[str, Any], cookie: str | None = None
     ) -> Reply:
-        headers = [(IDEMPOTENCY_KEY, f"{episode.key}:{step}")]
+        headers = [(IDEMPOTENCY_KEY, f"{episode.key}:{step}"), *of_run(self._episodes[episode].made_for)]
         if cookie is not None:
             headers.append(("cookie", f"{COOKIE}={cookie}"))
         return await call(self.ports, "POST", tagged(url, episode, path), json.dumps(body), headers=headers)

@@ -11,7 +11,8 @@ from types import TracebackType
 
 import anyio
 
-from gym_ckpt.core.admission import AdmissionBook, State, Ticket, stale
+from gym_ckpt.core.admission import AdmissionBook, State, Ticket, over, stale
+from gym_ckpt.core.forgotten import Forgotten
 from gym_ckpt.ports import Tracer
 from gym_ckpt.types import EpisodeId
 
@@ -21,6 +22,7 @@ class Admission:
 
     def __init__(self, tracer: Tracer) -> None:
         self.book = AdmissionBook()
+        self.forgotten = Forgotten()
         self._tracer = tracer
         self._opened = anyio.Event()
         self._opened.set()
@@ -31,13 +33,16 @@ class Admission:
         self.on_change: Callable[[bool], None] | None = None
         """Called with whether admission is closed now, each time that changes."""
 
-    def enter(self, episode: EpisodeId) -> Entering:
+    def enter(self, episode: EpisodeId, run: str | None = None) -> Entering:
         """One piece of work of `episode`: waits while admission is closed, then runs the body parked.
 
+        `run`: whose the call says that it is (`Request.run`).
+
         Raises:
-            StaleAttempt: the attempt is retired already, or is retired while the body runs.
+            StaleAttempt: the attempt is retired already, or is retired while the body runs; or the call is a copy that
+                has come after its rollout was forgotten.
         """
-        return Entering(self, episode)
+        return Entering(self, episode, run)
 
     def close(self) -> None:
         """Close; work that is past a boundary goes on to its next one."""
@@ -94,16 +99,19 @@ class Admission:
 class Entering:
     """`Admission.enter`. A class, because every call of every server comes through here and a generator costs twice."""
 
-    __slots__ = ("_admission", "_episode", "_scope", "_ticket")
+    __slots__ = ("_admission", "_episode", "_run", "_scope", "_ticket")
     _ticket: Ticket
 
-    def __init__(self, admission: Admission, episode: EpisodeId) -> None:
+    def __init__(self, admission: Admission, episode: EpisodeId, run: str | None) -> None:
         self._admission = admission
         self._episode = episode
+        self._run = run
         self._scope = anyio.CancelScope()
 
     async def __aenter__(self) -> Pass:
         admission = self._admission
+        if admission.forgotten.refuses(self._episode, self._run, anyio.current_time()):
+            raise over(self._episode)
         self._ticket = ticket = admission.book.arrive(self._episode)
         admission._scopes[ticket.number] = self._scope
         self._scope.__enter__()

@@ -21,7 +21,7 @@ from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import ROLLOUT_PREFIX, decode, encode, error_reply
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX, RUN_HEADER, decode, encode, error_reply
 
 EPISODE = "gym_ckpt.episode"
 """Scope key under which the context middleware leaves the `EpisodeId` of a tagged call."""
@@ -63,6 +63,11 @@ class Request:
         if self.episode is None:
             raise RolloutIdRequired(f"{self.scope['path']}: call it below {ROLLOUT_PREFIX}<capture key>/")
         return self.episode
+
+    @property
+    def run(self) -> str | None:
+        """Which run the call says that it is made for; None when it does not."""
+        return self.header(RUN_HEADER)
 
     def header(self, name: str) -> str | None:
         """The first header of this (lower-case) name."""
@@ -245,6 +250,11 @@ def episode_context(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send)
 
     return with_episode
+
+
+def of_run(run: str | None) -> Headers:
+    """What says of a further call for which run it is made."""
+    return () if run is None else ((RUN_HEADER, run),)
 
 
 def tagged(base_url: str, episode: EpisodeId, path: str) -> str:

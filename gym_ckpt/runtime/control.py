@@ -15,15 +15,9 @@ import anyio.abc
 import msgspec
 
 from gym_ckpt.core import phases
+from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.core.phases import Action, Phase, Target
-from gym_ckpt.errors import (
-    DeadlineExceeded,
-    ExportFailed,
-    InvalidPhase,
-    ProtocolError,
-    RestartInScope,
-    Unavailable,
-)
+from gym_ckpt.errors import DeadlineExceeded, ExportFailed, InvalidPhase, ProtocolError, RestartInScope, Unavailable
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
@@ -192,8 +186,8 @@ class ControlPlane:
             )
         return RetireReply(retired=tuple(keys(episodes)))
 
-    async def forget(self, request: ForgetRequest) -> ForgetReply:
-        """Drop the marks and everything else kept per rollout (INV-37, INV-39)."""
+    async def forget(self, request: ForgetRequest, ended: Ended | None = None) -> ForgetReply:
+        """Drop the marks and everything else kept per rollout (INV-37, INV-39); late copies of `ended` are refused."""
         rollout_ids = rollouts_of(request)
         async with self._serialized(anyio.current_time() + self._budget(request), "forget"):
             refusal = phases.refuse_forget(self._state)
@@ -204,7 +198,10 @@ class ControlPlane:
             await self._durably(self._participant.release_forgotten(rollout_ids, retired))
             self._admission.book.marks.forget(rollout_ids)
             self._participant.forget(rollout_ids)
-            self._ports.tracer.emit("forget.done", rollouts=list(rollout_ids), marks=self._admission.book.marks.highest)
+            if ended is not None:
+                self._admission.forgotten.add(rollout_ids, ended, anyio.current_time())
+            attempt, marks = (None if ended is None else ended.attempt), self._admission.book.marks.highest()
+            self._ports.tracer.emit("forget.done", rollouts=list(rollout_ids), ended=attempt, marks=marks)
         return ForgetReply(forgotten=rollout_ids)
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.errors import ConfigError, ProtocolError, Unauthorized
 from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES
 from gym_ckpt.ports import ASGIApp, Receive, Scope, Send
@@ -19,6 +20,7 @@ from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.participant import Participant
 from gym_ckpt.wire.messages import (
     CONTROL_PREFIX,
+    RUN_HEADER,
     CommitRequest,
     ForgetRequest,
     PrepareRequest,
@@ -74,6 +76,11 @@ def control_routes(control: ControlPlane) -> tuple[Route, ...]:
     async def status(_: Request) -> Answer:
         return Answer(encode(await control.status()))
 
+    async def forget(request: Request) -> Answer:
+        said = request.header(RUN_HEADER)
+        body = decode(await request.body(CONTROL_BODY_MAX_BYTES), ForgetRequest)
+        return Answer(encode(await control.forget(body, None if said is None else Ended.parse(said))))
+
     return (
         Route("GET", CONTROL_PREFIX + "status", status),
         _operation("prepare", PrepareRequest, control.prepare),
@@ -82,7 +89,7 @@ def control_routes(control: ControlPlane) -> tuple[Route, ...]:
         _operation("restore", RestoreRequest, control.restore),
         _operation("resume", ResumeRequest, control.resume),
         _operation("retire", RetireRequest, control.retire),
-        _operation("forget", ForgetRequest, control.forget),
+        Route("POST", CONTROL_PREFIX + "forget", forget),
     )
 
 
@@ -106,7 +113,7 @@ def admitting(app: ASGIApp, participant: Participant) -> ASGIApp:
             await app(scope, receive, send)
             return
         try:
-            async with participant.admission.enter(episode) as work:
+            async with participant.admission.enter(episode, Request(scope, receive, {}).run) as work:
                 await work.begin()
                 await app(scope, receive, send)
         except ProtocolError as error:

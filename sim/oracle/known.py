@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sim.oracle.findings import Handler, episode, episodes
+from sim.oracle.findings import Handler, episodes
 from sim.trace import Row
 
 
@@ -34,11 +34,6 @@ class Server:
     """Highest retired attempt by rollout, as the events say that it must be."""
     fenced: dict[str, int] = field(default_factory=dict)
     """... of these, what a restore has retired: N of N+1."""
-
-    forgotten: set[str] = field(default_factory=set)
-    """Rollouts that were forgotten here."""
-    revived: set[str] = field(default_factory=set)
-    """... and of which a call came later, late or twice: nothing tells it from a new rollout's, so it is served."""
 
     def mark(self, keys: list[str]) -> None:
         for each in episodes(keys):
@@ -69,7 +64,6 @@ class Known:
             "node.died": self._ended,
             "admission.closed": self._closed,
             "admission.opened": self._opened,
-            "admission.admitted": self._admitted,
             "phase": self._phase,
             "admission.stopped": self._stopped,
             "restore.installed": self._installed,
@@ -88,11 +82,6 @@ class Known:
 
     def _opened(self, row: Row) -> None:
         self.server(row.node).closed = False
-
-    def _admitted(self, row: Row) -> None:
-        server, rollout_id = self.server(row.node), episode(row.fields["episode"]).rollout_id
-        if rollout_id in server.forgotten:
-            server.revived.add(rollout_id)
 
     def _phase(self, row: Row) -> None:
         server, fields = self.server(row.node), row.fields
@@ -117,5 +106,3 @@ class Known:
         for rollout_id in row.fields["rollouts"]:
             server.marks.pop(rollout_id, None)
             server.fenced.pop(rollout_id, None)
-            server.forgotten.add(rollout_id)
-            server.revived.discard(rollout_id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import anyio
 
 from gym_ckpt.errors import GymCkptError
@@ -13,13 +11,11 @@ from gym_ckpt.storage import layout
 from gym_ckpt.wire.messages import Status
 from sim.cluster import RUN_DIR, Cluster
 from sim.oracle.disk import participants
-from sim.oracle.findings import Findings, episode
+from sim.oracle.findings import Findings
 from sim.oracle.known import Known
 from sim.world import World
 
 LOOK_EVERY_S = 1.0
-WORK = frozenset({"waiting", "parked", "working"})
-"""Counts of what goes on, beside which a kind counts what it holds."""
 LEASE_SLACK_S = 60.0
 """Beyond a checkpoint's time-out and its grace: renewals that were still under way, and pauses of retries."""
 
@@ -49,7 +45,7 @@ class Rest:
                 statuses, failure = await self._cluster.statuses(ports), None
             except GymCkptError as error:
                 failure = str(error)
-            unrest = [self._unrest(name, status) for name, status in statuses.items()]
+            unrest = [_unrest(status) for status in statuses.values()]
             if self._world.now >= bound or (failure is None and not any(unrest)):
                 break
         if failure is not None:
@@ -58,18 +54,11 @@ class Rest:
             leased = status.lease_expires_at is not None
             why = f"{status.checkpoint_id} is {status.phase} and outlived its lease" if leased else None
             self._findings.look(53, why, name)
-            self._findings.look(5, None if leased else self._unrest(name, status), name)
+            self._findings.look(5, None if leased else _unrest(status), name)
         for server in self._known.servers():
             if server.alive and server.closed:
                 self._findings.look(5, "admission is closed", server.name)
         self._files()
-
-    def _unrest(self, name: str, status: Status) -> str | None:
-        """Why a server does not rest. What it holds for a call that came after its rollout was forgotten may stay."""
-        revived = self._known.server(name).revived
-        live = [key for key in status.live if episode(key).rollout_id not in revived]
-        counts = _at_work(status.report.counts) if status.live and not live else status.report.counts
-        return at_rest(status.phase, status.lease_expires_at, counts, live)
 
     def _files(self) -> None:
         tree = self._world.disk.tree(RUN_DIR)
@@ -85,5 +74,6 @@ class Rest:
         self._findings.look(5, f"{len(wrong)} files are left over, such as {wrong[0]}" if wrong else None)
 
 
-def _at_work(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if name in WORK}
+def _unrest(status: Status) -> str | None:
+    """Why a server does not rest."""
+    return at_rest(status.phase, status.lease_expires_at, status.report.counts, status.live)

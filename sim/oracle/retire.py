@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gym_ckpt.invariants import marked, may_forget, may_retire, none_left, only_up_to
+from gym_ckpt.limits import FORGOTTEN_S
 from sim.oracle.findings import Check, Findings, Handler, episode, episodes
 from sim.oracle.known import Known
 from sim.trace import Row
@@ -77,7 +78,10 @@ class Forgetting(Check):
 
 
 class Retired(Check):
-    """INV-38: what was retired on a server has no effect there afterwards, and no output row anywhere."""
+    """INV-38: what was retired on a server has no effect there afterwards, and no output row anywhere.
+
+    Nor has what was over and is forgotten there: a copy of one of its calls that comes within `FORGOTTEN_S` is refused.
+    """
 
     EFFECTS = ("gate.started", "tool.effect", "admission.admitted", "episode.started")
 
@@ -87,6 +91,8 @@ class Retired(Check):
         """By server, in its present life: highest attempt of each rollout whose retire has replied."""
         self._given_up: dict[str, int] = {}
         """... and whose retire the controller has asked for: no reply of them counts any more."""
+        self._over: dict[str, dict[str, tuple[int, float]]] = {}
+        """By server, in its present life: to which attempt a rollout was over when it was forgotten, and since when."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -95,6 +101,7 @@ class Retired(Check):
             "forget.done": self._forgotten,
             "restore.installed": self._restored,
             **dict.fromkeys(self.EFFECTS, self._effect),
+            "admission.admitted": self._admitted,
             "collector.retire": self._asked,
             "collector.restored": self._continued,
             "collector.row": self._row,
@@ -102,6 +109,7 @@ class Retired(Check):
 
     def _new_life(self, row: Row) -> None:
         self._gone.pop(row.node, None)
+        self._over.pop(row.node, None)
 
     def _done(self, row: Row) -> None:
         _raise(self._gone.setdefault(row.node, {}), row)
@@ -112,6 +120,8 @@ class Retired(Check):
     def _forgotten(self, row: Row) -> None:
         for rollout_id in row.fields["rollouts"]:
             self._gone.get(row.node, {}).pop(rollout_id, None)
+            if row.fields["ended"] is not None:
+                self._over.setdefault(row.node, {})[rollout_id] = row.fields["ended"], row.t
 
     def _restored(self, row: Row) -> None:
         """A restore of N lifts a mark that an earlier one had left on N+1 (INV-62); its own is INV-63's."""
@@ -120,6 +130,14 @@ class Retired(Check):
 
     def _continued(self, row: Row) -> None:
         self._given_up.update({each.rollout_id: each.attempt - 1 for each in episodes(row.fields["installed"])})
+
+    def _admitted(self, row: Row) -> None:
+        self._effect(row)
+        at_work = episode(row.fields["episode"])
+        over = self._over.get(row.node, {}).get(at_work.rollout_id)
+        if over is not None:
+            late = at_work.attempt <= over[0] and row.t < over[1] + FORGOTTEN_S
+            self.look(38, f"a call of {at_work} is admitted, which is over and forgotten" if late else None, row.node)
 
     def _effect(self, row: Row) -> None:
         gone = self._gone.get(row.node)

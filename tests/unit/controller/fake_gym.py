@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 
 from gym_ckpt.adapters.posix import ThreadDisk
+from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.errors import AlreadyServing, CoordinationError, NotReady, ParticipantFailed, PeerLost
 from gym_ckpt.ports import Disk, FileSystem, Headers, Ports, Reply
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
@@ -186,8 +187,9 @@ class FakeGym:
             self.retired[episode.rollout_id] = max(episode.attempt, self.retired.get(episode.rollout_id, -1))
             self.done.pop(episode, None)
 
-    async def forget(self, rollout_ids: Iterable[str]) -> None:
+    async def forget(self, rollout_ids: Iterable[str], *, ended: Ended | None = None) -> None:
         wanted = sorted(rollout_ids)
+        assert ended is not None, "a collection says whose rollouts it has forgotten, or late copies are begun (INV-38)"
         self._ask("forget", wanted)
         self.forgotten += wanted
 

@@ -160,7 +160,7 @@ def a_forget_in_a_restore(on: Onlooker, wrong: bool) -> None:
     on.begin_restore("policy")
     if not wrong:
         on.open("policy", "restored")
-    on.emit("policy", "forget.done", rollouts=["r"], marks={})
+    on.emit("policy", "forget.done", rollouts=["r"], ended=None, marks={})
 
 
 @story(31)
@@ -208,13 +208,19 @@ def work_is_cancelled_twice(on: Onlooker, wrong: bool) -> None:
 @story(37)
 def a_mark_outlives_a_forget(on: Onlooker, wrong: bool) -> None:
     retire(on)
-    on.emit("policy", "forget.done", rollouts=["r"], marks={"r": 1} if wrong else {})
+    on.emit("policy", "forget.done", rollouts=["r"], ended=None, marks={"r": 1} if wrong else {})
 
 
 @story(38)
 def a_retired_attempt_has_an_effect(on: Onlooker, wrong: bool) -> None:
     retire(on)
     on.emit("policy", "gate.started", episode="r-a1" if wrong else "r-a2", call="r.c0.1")
+
+
+@story(38)
+def a_copy_of_a_call_is_begun_when_all_is_over_and_forgotten(on: Onlooker, wrong: bool) -> None:
+    on.emit("policy", "forget.done", rollouts=["r"], ended=1, marks={})
+    on.emit("policy", "admission.admitted", episode="r-a1" if wrong else "r-a2", ticket=1)
 
 
 @story(38)
