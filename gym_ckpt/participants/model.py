@@ -136,7 +136,7 @@ class ModelParticipant(Participant):
                     await request.while_connected(lambda: self._admitted(request, body, answering, gate))
                 finally:
                     self.ports.tracer.emit("gate.done", episode=episode.key, call=call_id)
-        except StaleAttempt as error:
+        except (StaleAttempt, Unavailable) as error:
             if delivery is None or not delivery.sent:
                 raise
             await delivery.break_off(error.detail)

@@ -10,6 +10,7 @@ import pytest
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from gym_ckpt.wire.sse import KEEP_ALIVE
 from tests.scenario.gate import LEDGER, Stage, play, settle
 
 ROLLOUTS = 20
@@ -88,6 +89,21 @@ def test_once_every_rollout_is_forgotten_the_books_are_empty(captures: bool) -> 
         assert not [path for path in stage.world.disk.tree(LEDGER) if path.endswith(".fence")]
 
     play(story, captures=captures)
+
+
+def test_a_stream_that_has_begun_with_keep_alives_ends_with_an_error_in_it_when_its_row_cannot_be_written() -> None:
+    """It is too late for a status, and a stream that just ends cannot be told from a server that died."""
+
+    async def story(stage: Stage) -> None:
+        calls = [await stage.call(asks=ASKS) for _ in range(2)]
+        stage.worker.say(KEEP_ALIVE, b"data: " + TOKENS + b"\n\ndata: [DONE]\n\n")
+        stage.worker.end()
+        await settle()
+        served, refused = sorted(calls, key=lambda caller: b"broken_off" in caller.body)
+        assert served.done and served.body.endswith(b"data: [DONE]\n\n")
+        assert refused.done and b"another row already" in refused.body and b"hi" not in refused.body
+
+    play(story, streaming=True, captures=True)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
