@@ -29,7 +29,8 @@ class CollectionFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `continued`, `restarted`: rows as attempts; the first have their state in the checkpoint, the others were in flight
     and start from input after a crash. `participants`: `kind/instance` of each directory of records.
-    `checkpoint_id` and `sequence` are added by publication. `created_at`: seconds since the epoch.
+    `checkpoint_id`, `sequence` and `sha256`, of all the rest, are added by publication. `created_at`: seconds since the
+    epoch.
     """
 
     collection_schema: int
@@ -41,6 +42,7 @@ class CollectionFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     participants: list[str]
     checkpoint_id: str = ""
     sequence: int = 0
+    sha256: str = ""
 
 
 def collection_of(
@@ -63,7 +65,7 @@ def collection_of(
         participants=sorted(participants),
     )
     made: dict[str, Any] = msgspec.to_builtins(file)
-    del made["checkpoint_id"], made["sequence"]
+    del made["checkpoint_id"], made["sequence"], made["sha256"]
     return made
 
 

@@ -2,12 +2,15 @@
 
 A checkpoint is published by this file alone: a directory that it never named, complete as it may be, is partial. Order
 is the order of publication, by sequence number, never by a clock. It must not know what a collection holds beyond the
-two fields that publication adds to it.
+fields that publication adds to it: id, sequence number, and a digest of all the rest, since a file that has rotted may
+well be JSON that says something else.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +22,8 @@ from gym_ckpt.storage.files import read_bounded, reason
 from gym_ckpt.storage.manifest import MEND, SCHEMA_VERSION, damaged
 from gym_ckpt.types import check_checkpoint_id
 from gym_ckpt.wire import json
+
+DIGEST: Final = "sha256"
 
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +64,12 @@ def read_pointer(fs: FileSystem, run_dir: str) -> Pointer | None:
     return pointer
 
 
+def collection_digest(collection: Mapping[str, Any]) -> str:
+    """SHA-256, in hexadecimal, of what a collection says beside it."""
+    rest = {key: value for key, value in collection.items() if key != DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True)).hexdigest()
+
+
 def read_collection_file(fs: FileSystem, run_dir: str, checkpoint_id: str) -> dict[str, Any]:
     """A checkpoint's `collection.json`.
 
@@ -76,6 +87,8 @@ def read_collection_file(fs: FileSystem, run_dir: str, checkpoint_id: str) -> di
         raise damaged(path, f"is damaged ({error})") from None
     if not isinstance(value, dict) or value.get("checkpoint_id") != checkpoint_id:
         raise damaged(path, f"is not the collection of checkpoint {checkpoint_id}")
+    if value.get(DIGEST) != collection_digest(value):
+        raise damaged(path, "is damaged (its digest is another)")
     if type(value.get("sequence")) is not int or value["sequence"] < 1:
         raise damaged(path, "has no sequence number")
     return value

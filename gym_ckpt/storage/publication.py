@@ -18,8 +18,10 @@ from gym_ckpt.storage import layout, manifest
 from gym_ckpt.storage.files import Steps, make_dirs, replace
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, damaged
 from gym_ckpt.storage.pointer import (
+    DIGEST,
     Pointer,
     checkpoint_names,
+    collection_digest,
     read_collection_file,
     read_or_rebuilt,
     read_pointer,
@@ -39,7 +41,8 @@ class Published:
 def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str) -> Job[int]:
     """Write `collection.json` and point `LATEST` at this checkpoint; returns its sequence number.
 
-    The file holds `collection` plus `checkpoint_id` and `sequence`. Publishing the same again is the same publication.
+    The file holds `collection` plus `checkpoint_id`, `sequence` and a digest. Publishing the same again is the same
+    publication.
 
     Raises (by the job):
         CheckpointConflict: the id is published already, with another collection or before a newer one.
@@ -58,7 +61,7 @@ def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attemp
             sequence = pointer.sequence
         else:
             whole = {**collection, "checkpoint_id": checkpoint_id, "sequence": sequence}
-            data = json.dumps(whole) + b"\n"
+            data = json.dumps({**whole, DIGEST: collection_digest(whole)}) + b"\n"
             yield from make_dirs(fs, directory, layout.checkpoints_dir(run_dir))
             yield from _sync_participants(fs, directory, checkpoint_id)
             yield from replace(fs, layout.collection(directory), data, attempt_token)
@@ -102,7 +105,7 @@ def _check_same(fs: FileSystem, run_dir: str, checkpoint_id: str, collection: di
         raise CheckpointConflict(f"checkpoint {checkpoint_id} was published before {pointer.checkpoint_id}")
     there = read_collection_file(fs, run_dir, checkpoint_id)
     wanted = {**collection, "checkpoint_id": checkpoint_id, "sequence": there["sequence"]}
-    if json.dumps(there, sort_keys=True) != json.dumps(wanted, sort_keys=True):
+    if there[DIGEST] != collection_digest(wanted):
         raise CheckpointConflict(f"checkpoint {checkpoint_id} is published with another collection")
 
 

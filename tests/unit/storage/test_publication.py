@@ -229,6 +229,23 @@ def test_published_are_listed_newest_first_whatever_their_names() -> None:
     assert sequences == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("bit", [0, 1, 4, 5])
+def test_a_collection_of_which_any_bit_has_flipped_is_damaged_and_not_another_runs(bit: int) -> None:
+    """It may still be JSON, and say another run, another row, another attempt (INV-51)."""
+    disk, _ = with_first(0, journalled=True)
+    path = layout.collection(layout.checkpoint_dir(RUN, "c1"))
+    fs = disk.view("x")
+    whole = b"".join(fs.read_chunks(path, 1 << 20))
+    for at in range(len(whole) - 1):  # but the end of its line
+        torn = bytes([*whole[:at], whole[at] ^ (1 << bit), *whole[at + 1 :]])
+        fs.unlink(path)
+        file = fs.create(path)
+        file.write(torn)
+        file.close()
+        with pytest.raises(InvalidCheckpointState):
+            run(fs, read_collection(RUN, "c1"))
+
+
 def test_publishing_again_is_the_same_publication() -> None:
     disk, tokens = with_first(0, journalled=True)
     before = disk.tree(RUN)
