@@ -198,7 +198,7 @@ def test_a_slurm_job_requeues_itself_until_every_row_is_there(
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])
     assert starts == 3 and len(many.gym.rows()) == len(TURNS)
     if send is not at_once:
-        assert "rows restored from checkpoint" in said
+        assert "collector.restored {" in said
     if send is both:  # neither stop was the second SIGTERM's
         assert said.count("stopped at once") == 0 and said.count('collector.exit {"status": 0') == starts
 
@@ -272,4 +272,4 @@ def test_an_evicted_pod_is_continued_by_the_next(tmp_path: Path, calm: Rows) -> 
         pod.close()
     result = compare(calm, many.gym.rows())
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])
-    assert "rows restored from checkpoint" in log.read_text()
+    assert "collector.restored {" in log.read_text()

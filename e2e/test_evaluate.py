@@ -1,7 +1,7 @@
 """docs/evaluate.md, word for word: its commands are run as they stand there, every one of them.
 
-Three stand-ins make that possible beside other tests: `./dev run` uses the environment that this test runs in, `pkill`
-kills what lives in this test's folder only, and `/tmp` is that folder, too.
+Two stand-ins make that possible beside other tests: `./dev run` uses the environment that this test runs in, and `/tmp`
+is this test's folder, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from e2e.test_examples import EXAMPLES, copied
-from gym_ckpt.adapters.host import command_line
+from gym_ckpt.adapters.host import process_state
 
 pytestmark = [
     pytest.mark.e2e,
@@ -28,8 +28,8 @@ pytestmark = [
 ]
 DOC = EXAMPLES.parent / "docs" / "evaluate.md"
 WAIT_S = 120.0
-DISASTERS = ("pkill", "gym-ckpt stop", "kill -KILL", "truncate")
-"""Of the page's section 2, in its order, by what the command begins with."""
+DISASTERS = ("/*.pid", "gym-ckpt stop", "/collector.pid", "truncate")
+"""Of the page's section 2, in its order, by words of the command."""
 
 
 def commands() -> list[str]:
@@ -38,14 +38,14 @@ def commands() -> list[str]:
     for block in re.findall(r"^```\n(.*?)^```$", DOC.read_text(), re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
             command = re.split(r"\s{2,}#", line)[0].strip()
-            if re.match(r"(\./dev|cp|rm|pkill|kill|truncate) ", command):
+            if re.match(r"(\./dev|cp|rm|kill|truncate) ", command):
                 found.append(command)
     return found
 
 
 def of(words: str) -> str:
     """The page's one command with these words in it."""
-    (command,) = [each for each in commands() if words in each and (words != "kill -KILL" or each.startswith(words))]
+    (command,) = [each for each in commands() if words in each]
     return command
 
 
@@ -102,24 +102,20 @@ class Stranger:
             ["bash", "-c", command], cwd=self.folder, env=self.env, capture_output=True, text=True, check=False
         )
 
-    def pkill(self, command: str) -> None:
-        """As the command says, but only what has this folder as its own."""
-        found = re.fullmatch(r"pkill -KILL -f '(.*)'", command)
-        assert found is not None, command
-        victims = [pid for pid in self.living() if re.search(found[1], command_line(pid) or "")]
-        assert len(victims) >= 1 + len(self.running) * ("serve" in self.running), (
-            "servers and collector, by their words"
-        )
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-
-    def living(self) -> Iterator[int]:
+    def living(self) -> list[int]:
+        """Processes of this folder, the shells that type apart."""
+        found = []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and (entry / "cwd").resolve(strict=True) == self.folder.resolve():
-                    yield int(entry.name)
+                    found.append(int(entry.name))
             except OSError:
                 continue
+        return found
+
+    def all_die(self) -> None:
+        """`serve`, the collector and every server are gone, without anybody else having to do it."""
+        self.until(lambda: not [pid for pid in self.living() if process_state(pid) != "Z"], "everything to be dead")
 
     def close(self) -> None:
         for process in self.running.values():
@@ -135,12 +131,12 @@ def stranger(tmp_path: Path) -> Iterator[Stranger]:
 
 
 def test_every_command_of_the_page_does_what_the_page_says(stranger: Stranger) -> None:
-    assert [each for each in commands() if any(each.startswith(word) or word in each for word in DISASTERS)] == [
-        of(word) for word in DISASTERS
-    ], "the page's disasters are the ones played here"
+    assert [each for each in commands() if any(word in each for word in DISASTERS)] == [of(word) for word in DISASTERS]
+    assert len([each for each in commands() if re.match("kill|truncate", each)]) == 3, "the page's disasters are played"
     stranger.start()
     assert stranger.end("collect") == 0, stranger.log("collect")
-    assert "all 24 rows finished" in stranger.log("collect") and "checkpoints published" in stranger.log("collect")
+    assert "all 24 rows finished" in stranger.log("collect") and "published, the last is" in stranger.log("collect")
+    assert "INFO gym_ckpt" not in stranger.log("collect"), "what is said in words is not logged as well"
     stranger.stop_servers()
     for words in ("cp ", "rm -r "):
         assert stranger.type(of(words)).returncode == 0
@@ -155,15 +151,12 @@ def test_every_command_of_the_page_does_what_the_page_says(stranger: Stranger) -
         )
         if disaster == "truncate":
             stranger.until(lambda: output.stat().st_size > 0, "a row")
-            stranger.pkill(of("pkill"))
-        elif disaster == "pkill":
-            stranger.pkill(of(disaster))
-        else:
-            typed = stranger.type(of(disaster))
-            assert typed.returncode == 0, typed.stderr
+        typed = stranger.type(of("/*.pid" if disaster == "truncate" else disaster))
+        assert typed.returncode == 0, typed.stderr
         status = stranger.end("collect")
         assert status == (0 if disaster == "gym-ckpt stop" else -signal.SIGKILL), stranger.log("collect")
         stranger.stop_servers()
+        stranger.all_die()
         if disaster == "truncate":
             assert stranger.type(of(disaster)).returncode == 0
 

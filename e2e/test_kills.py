@@ -60,6 +60,6 @@ def test_twenty_crashes_lose_no_row_and_are_not_unkind_to_long_ones(tmp_path: Pa
     compared = compare(calm.gym.rows(), many.gym.rows())
     assert (compared.duplicated, compared.missing, compared.differing) == (0, [], [])
     assert effects(many.gym.rows()) == effects(calm.gym.rows()) > 0
-    assert many.said().count("rows restored from checkpoint") >= CYCLES // 4
+    assert many.said().count(" collector.restored {") >= CYCLES // 4
     longest = max(many.gym.rows(), key=lambda row: len(row["messages"]))
     assert longest["attempt"] >= 3, "the longest episode was continued, and not run in one piece at the end"

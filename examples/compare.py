@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gym_ckpt.cli.demo_figures import compare
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 
 
 def main(undisturbed: str, other: str) -> int:
@@ -20,9 +21,9 @@ def main(undisturbed: str, other: str) -> int:
     expected, seen = ([json.loads(line) for line in file.read_bytes().splitlines()] for file in files)
     found = compare(expected, seen)
     if (found.duplicated, found.missing, found.differing) == (0, [], []) and len(expected) == len(seen):
-        print(f"{len(seen)} rows each, every one once, all equal")
+        print(f"{counted(len(seen), 'row')} each, every one once, all equal")
         return 0
-    print(f"{found.duplicated} rows twice; missing: {found.missing}; different: {found.differing}")
+    print(f"twice: {counted(found.duplicated, 'row')}; missing: {found.missing}; different: {found.differing}")
     return 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from faults.when import Data, When, exchanges, ordinal
+from gym_ckpt.words import counted
 
 StateIs = Literal["huge", "unserializable", "raises"]
 StrangerAsks = Literal["malformed", "untagged", "untagged_run", "ledger_retire", "ledger_delete"]
@@ -22,7 +23,7 @@ class SlowWorker(Data, frozen=True, tag="slow_worker", tag_field="fault"):
     keep_alives: int = 0
 
     def words(self) -> str:
-        alive = f" with {self.keep_alives} keep-alives in a stream" if self.keep_alives else ""
+        alive = f" with {counted(self.keep_alives, 'keep-alive')} in a stream" if self.keep_alives else ""
         return f"the worker's {ordinal(self.k, self.n)} answer is {self.by_s:g} s late{alive}"
 
 
@@ -34,7 +35,7 @@ class StuckWorker(Data, frozen=True, tag="stuck_worker", tag_field="fault"):
     chunks: int = 0
 
     def words(self) -> str:
-        return f"the worker is stuck in its {ordinal(self.k, self.n)} answer, after {self.chunks} parts"
+        return f"the worker is stuck in its {ordinal(self.k, self.n)} answer, after {counted(self.chunks, 'part')}"
 
 
 class FailedReply(Data, frozen=True, tag="failed_reply", tag_field="fault"):

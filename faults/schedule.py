@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from gym_ckpt.words import counted
+
 SHUFFLED = "shuffled"
 
 
@@ -27,7 +29,9 @@ class HoldBack(_Data, frozen=True, tag="hold_back", tag_field="schedule"):
     turns: int
 
     def words(self) -> str:
-        return f"schedule: {self.share:.0%} of the runnable tasks are held back, for up to {self.turns} turns"
+        return (
+            f"schedule: {self.share:.0%} of the runnable tasks are held back, for up to {counted(self.turns, 'turn')}"
+        )
 
 
 class OneByOne(_Data, frozen=True, tag="one_by_one", tag_field="schedule"):

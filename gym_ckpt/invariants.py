@@ -3,7 +3,7 @@
 A predicate returns None where its invariant holds and otherwise what was seen against it, as text for a person. The
 same one serves an assertion in the implementation, the simulator's oracle, and a property test's model.
 
-Pure: knows identity (`gym_ckpt.types`) and nothing else. It must not know where the data comes from.
+Pure: knows identity (`gym_ckpt.types`) and how to count, nothing else. It must not know where the data comes from.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from gym_ckpt.types import EpisodeId
+from gym_ckpt.words import counted
 
 InvariantKind = Literal["S", "L", "C"]
 Reason = str | None
@@ -137,7 +138,7 @@ def rows_equal(expected: Iterable[bytes], seen: Iterable[bytes]) -> Reason:
     if not missing and not surplus:
         return None
     return "; ".join(
-        f"{sum(counts.values())} rows {what}, such as {min(counts)[:300]!r}"
+        f"{counted(sum(counts.values()), 'row')} {what}, such as {min(counts)[:300]!r}"
         for what, counts in (("missing", missing), ("that should not be", surplus))
         if counts
     )

@@ -170,6 +170,8 @@ PROGRESS_EVERY_S: Final = 5.0
 """How often plain progress prints a line."""
 REASON_MAX_CHARS: Final = 2000
 """Of a failure row's reason."""
+REASON_SAID_CHARS: Final = 300
+"""Of a reason in a line of progress."""
 
 assert COLLECT_RETRY_FIRST_S < COLLECT_RETRY_MAX_S < ROWS_FLUSH_AT_STOP_S < ROWS_RETRY_BUDGET_S
 

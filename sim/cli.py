@@ -16,6 +16,7 @@ import click
 from faults.bugs import BUGS
 from faults.draw import PROFILES
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 from sim.campaign import DOUBLE, ProgressLine, Summary, campaign, show_failure, summary_line
 from sim.history import History, kept
 from sim.picture import html, perfetto
@@ -183,7 +184,9 @@ def failures(as_json_: bool) -> None:
     for each in found:
         since = f"passes since {each.mended}" if each.mended is not None else "fails still"
         click.echo(f"{each.profile:<12}{each.seed:>10}  {each.invariant:<12}found at {each.found}, {since}")
-    click.echo(f"{len(found)} plans have failed, {sum(each.mended is None for each in found)} of them fail still")
+    click.echo(
+        f"failed so far: {counted(len(found), 'plan')}, still failing: {sum(each.mended is None for each in found)}"
+    )
 
 
 def _history() -> tuple[History | None, str | None]:
@@ -259,7 +262,7 @@ def _debug(record: Recorded, until: Until | None) -> None:
     debugger = Debugger(event)
     play(record, debugger)
     if not debugger.entered:
-        raise click.ClickException(f"the run has only {verdict.events} events, so it never comes to {event}")
+        raise click.ClickException(f"the run has only {counted(verdict.events, 'event')}, so it never comes to {event}")
     if not debugger.quit:
         click.echo("the run is over")
 
@@ -310,7 +313,7 @@ def _hunt(name: str, summary: Summary, seconds: float) -> dict[str, object]:
 
 
 def _hunted(row: dict[str, object]) -> str:
-    how = f"seed {row['seed']}, by {row['invariant']}" if row["found"] else f"NOT FOUND in {row['seeds']} seeds"
+    how = f"seed {row['seed']}, by {row['invariant']}" if row["found"] else f"NOT FOUND, seeds: {row['seeds']}"
     return f"{row['bug']:<34}{how:<40}{row['seconds']:>8} s"
 
 
@@ -334,7 +337,8 @@ def _told(verdict: Verdict, command: str | None = None) -> str:
     if verdict.violations:
         return screen(verdict, command or _run_command(verdict))
     struck = ", ".join(f"{name} {count}" for name, count in verdict.faults.items()) or "none"
-    lines = [f"seed {verdict.seed}: nothing broke in {verdict.events} events and {verdict.virtual_s:g} virtual seconds"]
+    events = counted(verdict.events, "event")
+    lines = [f"seed {verdict.seed}: nothing broke in {events} and {verdict.virtual_s:g} virtual seconds"]
     lines += [f"  {line}" for line in verdict.plan.words()]
     lines += [f"faults that struck: {struck}", f"hash {verdict.hash}"]
     return "\n".join(lines)

@@ -76,7 +76,7 @@ class Quiet:
 
     def update(self, counts: Counts) -> None: ...
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, event: str = "") -> None:
         self._ports.tracer.emit("collector.message", text=text)
 
     def stop(self) -> None: ...

@@ -13,6 +13,7 @@ from typing import Any
 from faults.plan import Plan, load
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 from sim.report import EVENTS_SHOWN, FAILURES, line_of
 from sim.run import Verdict, run_seed
 from sim.sources import digests, versions
@@ -93,7 +94,7 @@ def refusal(record: Recorded) -> str | None:
 def stopped(verdict: Verdict, until: Until) -> str:
     """What had happened by then, for a person."""
     t = verdict.rows[-1].t if verdict.rows else 0.0
-    lines = [f"stopped after {until.words()}: {verdict.events} events, {t:.6f} virtual seconds"]
+    lines = [f"stopped after {until.words()}: {counted(verdict.events, 'event')}, {t:.6f} virtual seconds"]
     lines += [f"  {each.invariant} broken at event {each.event_index}: {each.seen}" for each in verdict.violations]
     lines += ["", f"the last {EVENTS_SHOWN} events:", *(f"  {line_of(row)}" for row in verdict.rows[-EVENTS_SHOWN:])]
     return "\n".join(lines)
@@ -114,5 +115,5 @@ def _files_changed(then: dict[str, str]) -> str:
     now = digests()
     names = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
     if not then or len(names) > FILES_NAMED:
-        return f"{len(names)} source files have changed" if then else "the sources have changed"
+        return f"changed since: {counted(len(names), 'source file')}" if then else "the sources have changed"
     return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} changed"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from faults.draw import POINTS
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 from sim.jobs import Figures, Outcome
 from sim.rare import RARE
 from sim.report import failure_id, violation_json
@@ -123,10 +124,11 @@ class Summary:
 
     def _done(self) -> list[str]:
         figures = self.figures
+        processes = counted(self.jobs, "process", "processes")
         lines = [
-            f"{figures.seeds} seeds of profile {self.profile} in {self.seconds:.1f} s on {self.jobs} processes"
+            f"{counted(figures.seeds, 'seed')} of profile {self.profile} in {self.seconds:.1f} s on {processes}"
             f"{', interrupted' if self.interrupted else ''}: {figures.seeds / max(self.seconds, 1e-9):.1f} worlds/s, "
-            f"{figures.events} events, {figures.virtual_s / 3600:.1f} hours of virtual time"
+            f"{counted(figures.events, 'event')}, {figures.virtual_s / 3600:.1f} hours of virtual time"
         ]
         if figures.twice or self.twice_before:
             earlier = f"; {self.twice_before} in earlier campaigns on these sources" if self.twice_before else ""
@@ -141,7 +143,7 @@ class Summary:
         lines = []
         if figures.old:
             mended = figures.old - self.still_failing
-            lines.append(f"old failures tried first: {figures.old}, of which {mended} pass now")
+            lines.append(f"old failures tried first: {figures.old}, now passing: {mended}")
         if figures.failed:
             shown = ", ".join(map(_failed, figures.failed[:SHOWN]))
             more = f" and {len(figures.failed) - SHOWN} more" if len(figures.failed) > SHOWN else ""
@@ -172,7 +174,9 @@ class Summary:
         return lines
 
     def _cost(self) -> list[str]:
-        slow = ", ".join(f"{seed} ({seconds:.1f} s, {events} events)" for seconds, seed, events in self.figures.slowest)
+        slow = ", ".join(
+            f"{seed} ({seconds:.1f} s, {counted(events, 'event')})" for seconds, seed, events in self.figures.slowest
+        )
         lines = [f"slowest seeds: {slow}"] if slow else []
         if self.number is not None:
             lines.append(f"kept as campaign {self.number} in .gym-ckpt/campaigns.sqlite")
@@ -215,9 +219,9 @@ class ProgressLine:
 def progress_text(figures: Figures, seconds: float, total: int | None, limit_s: float | None) -> str:
     """One line."""
     parts = [
-        f"{figures.seeds}{'' if total is None else f'/{total}'} seeds",
+        counted(figures.seeds, "seed") if total is None else f"{figures.seeds} of {counted(total, 'seed')}",
         f"{figures.seeds / max(seconds, 1e-9):.1f} worlds/s",
-        f"{sum(figures.faults.values())} faults",
+        f"{counted(sum(figures.faults.values()), 'fault')}",
         f"{len(figures.rare)}/{len(RARE)} rare states",
         *([f"{figures.twice} twice"] if figures.twice else []),
         *([f"{max(0.0, limit_s - seconds):.0f} s left"] if limit_s is not None else []),

@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PARENT_PID = "GYM_CKPT_PARENT_PID"
@@ -87,28 +88,51 @@ def send_signal(pid: int, name: str) -> None:
     os.kill(pid, signal.Signals[name])
 
 
-def die_with_parent(name: str = "SIGTERM") -> bool:
-    """End this process by a signal when the supervisor that started it is gone. False when none did: nothing is done.
+def die_with_parent() -> bool:
+    """Kill this process when the supervisor that started it is gone, which stops its processes in order unless it was
+    killed itself. False when no supervisor started it: nothing is done.
 
     Linux does it by itself (PR_SET_PDEATHSIG); elsewhere a daemon thread looks once a second.
     """
     expected = os.environ.pop(PARENT_PID, None)
     if expected is None:
         return False
-    number = signal.Signals[name]
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     else:
-        threading.Thread(target=_watch_parent, args=(int(expected), number), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(int(expected),), daemon=True).start()
     if os.getppid() != int(expected):
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGKILL)
     return True
 
 
-def _watch_parent(expected: int, number: int) -> None:
+def _watch_parent(expected: int) -> None:
     while os.getppid() == expected:
         time.sleep(_PARENT_POLL_S)
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def pid_file(path: Path) -> Iterator[None]:
+    """`path` holds this process's id meanwhile, for whoever means to signal it; what cannot be written is not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{os.getpid()}\n", encoding="utf-8")
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def one_output() -> bool:
+    """Whether standard output and standard error lead to one place, where a line on both would stand twice."""
+    try:
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    except OSError:
+        return False
 
 
 def shield_from_interrupt() -> None:

@@ -11,7 +11,7 @@ import resource
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
 
@@ -26,7 +26,6 @@ LISTENED: Final = (signal.SIGTERM, signal.SIGUSR1)
 LOGGER: Final = "gym_ckpt"
 NOTABLE: Final = frozenset(
     {
-        "collector.checkpoint_failed", "collector.exit", "collector.failure", "collector.lost", "collector.signal",
         "coordination.renew_failed", "coordination.resume_failed", "coordination.undo_failed", "gate.broken",
         "lease.expired", "restore.discarded",
     }
@@ -64,14 +63,17 @@ class _Names(AsyncIterator[str]):
 
 
 class ProcessSignals:
-    """`ports.Signals`. Only in the main thread, as Python demands; SIGINT stays Python's."""
+    """`ports.Signals`. Only in the main thread, as Python demands; what is not `listened` to stays Python's."""
+
+    def __init__(self, listened: Sequence[signal.Signals] = LISTENED) -> None:
+        self._listened = listened
 
     def listen(self) -> AbstractAsyncContextManager[AsyncIterator[str]]:
         return self._listen()
 
     @asynccontextmanager
     async def _listen(self) -> AsyncIterator[AsyncIterator[str]]:
-        with anyio.open_signal_receiver(*LISTENED) as received:
+        with anyio.open_signal_receiver(*self._listened) as received:
             yield _Names(received)
 
 
@@ -124,7 +126,9 @@ def prepare_process() -> None:
 
 
 @asynccontextmanager
-async def production_ports(tracer: Tracer | None = None) -> AsyncIterator[Ports]:
+async def production_ports(
+    tracer: Tracer | None = None, listened: Sequence[signal.Signals] = LISTENED
+) -> AsyncIterator[Ports]:
     """The real world for one process, on anyio's asyncio back end. Leaving it closes the idle connections."""
     prepare_process()
     async with HttpxClient() as http, HttpxClient() as control:
@@ -135,7 +139,7 @@ async def production_ports(tracer: Tracer | None = None) -> AsyncIterator[Ports]
             http=http,
             control=control,
             server=UvicornServer(),
-            signals=ProcessSignals(),
+            signals=ProcessSignals(listened),
             tracer=tracer or LogTracer(),
             probe=NoProbes(),
             pid=os.getpid(),

@@ -3,8 +3,10 @@
 uvicorn brings signal handlers, logging and process exits of its own; all of them are switched off, because signals are
 the program's (a SIGTERM at a collector is first of all a checkpoint) and errors go to whoever called `serve`.
 
-Draining: cancelled, it stops accepting, lets running requests end for DRAIN_S, cancels those left, and returns. The
-handlers run in tasks of the event loop, not of the caller, so that cancelling the caller does not cut them off.
+Draining: cancelled, it stops accepting, lets running requests end for DRAIN_S, resets the connections of those left,
+cancels them, and returns. A reset is no answer: uvicorn's own 500 for a handler that it cancels would pass for one, and
+a controller would book an episode as failed that only lost its server. The handlers run in tasks of the event loop, not
+of the caller, so that cancelling the caller does not cut them off.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ class UvicornServer:
         finally:
             server.should_exit = True
             with anyio.CancelScope(shield=True):  # bounded by drain_s and abort_s
+                _, late = await asyncio.wait([serving], timeout=self._drain_s)
+                for connection in list(server.server_state.connections) if late else ():
+                    connection.transport.abort()
                 await asyncio.wait([serving])
                 # uvicorn has cancelled what outlasted the drain, but does not wait for it.
                 if tasks := list(server.server_state.tasks):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import functools
+import signal
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import anyio
 import click
 import msgspec
 
-from gym_ckpt.adapters.host import die_with_parent, log_through, log_to_stderr, shield_from_interrupt
-from gym_ckpt.adapters.system import NOTABLE, LogTracer, production_ports
+from gym_ckpt.adapters.host import (
+    die_with_parent,
+    log_through,
+    log_to_stderr,
+    one_output,
+    shield_from_interrupt,
+)
+from gym_ckpt.adapters.system import LISTENED, NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.endings import ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
@@ -21,11 +29,20 @@ from gym_ckpt.controller.outcome import lines_of
 from gym_ckpt.controller.progress import PlainProgress, Progress, RichProgress
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.ports import Tracer
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings, GymSettings
 from gym_ckpt.wire.messages import encode
+from gym_ckpt.words import counted
 
-LOGGED: Final = NOTABLE | {"collector.published", "collector.restored"}
-"""Trace events that stand in the collector's log: besides the notable ones, what a checkpoint and a restore held."""
+TOLD: Final = frozenset(
+    {
+        "collector.checkpoint_failed", "collector.exit", "collector.failure", "collector.lost", "collector.published",
+        "collector.restored", "collector.signal",
+    }
+)  # fmt: skip
+"""Trace events that people are told of in words. Whoever asks for JSON is a program: it finds them in the log."""
+LOGGED: Final = NOTABLE | TOLD
+"""Trace events that may stand in the collector's log."""
 
 
 def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
@@ -35,20 +52,26 @@ def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
     """
     try:
         outcome = _run(config, resume, as_json)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:  # whoever runs the command says it on standard error
+        failed = _failed(error)
         if as_json:
-            click.echo(encode(_summary(_failed(error))).decode())
+            click.echo(encode(_summary(failed)).decode())
+        elif not one_output():
+            click.echo(failed.message)
         raise
     if as_json:
         click.echo(encode(_summary(outcome)).decode())
     else:
         _print(outcome)
+        if not one_output():
+            click.echo(outcome.message, err=True)
     return outcome.exit_code
 
 
 def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
     # Whoever supervises a collector supervises its servers, too: without them it could only try in vain.
-    if die_with_parent("SIGKILL"):
+    supervised = die_with_parent()
+    if supervised:
         shield_from_interrupt()
     settings = load(config).settings
     if settings.collect is None:
@@ -63,9 +86,10 @@ def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
         log_through(progress.message)  # what its events say, its messages say for people
     else:
         log_to_stderr()
-    tracer = LogTracer(LOGGED)
+    tracer = LogTracer(LOGGED if as_json else NOTABLE)
+    listened = LISTENED if supervised else (*LISTENED, signal.SIGINT)
     try:
-        return anyio.run(functools.partial(_collect, settings, wanted, progress, tracer))
+        return anyio.run(functools.partial(_collect, settings, wanted, progress, tracer, listened))
     except (Exception, KeyboardInterrupt) as error:
         failed = _failed(error)
         tracer.emit("collector.exit", status=failed.exit_code, message=failed.message)
@@ -81,18 +105,28 @@ def _failed(error: BaseException) -> Outcome:
 def _progress(as_json: bool) -> Progress:
     if not as_json and sys.stderr.isatty() and sys.stdout.isatty():
         return RichProgress()
-    return PlainProgress(lambda line: click.echo(line, err=True))
+    return PlainProgress(lambda line: click.echo(line, err=True), logged=TOLD if as_json else ())
 
 
-async def _collect(settings: GymSettings, wanted: CollectSettings, progress: Progress, tracer: Tracer) -> Outcome:
-    async with production_ports(tracer) as ports:
+async def _collect(
+    settings: GymSettings,
+    wanted: CollectSettings,
+    progress: Progress,
+    tracer: Tracer,
+    listened: Sequence[signal.Signals],
+) -> Outcome:
+    async with production_ports(tracer, listened) as ports, Tasks() as tasks:
+        if isinstance(progress, PlainProgress):
+            tasks.start_soon(progress.run)
         coordination: Coordination | None = None
         if wanted.checkpoint_dir is not None:
             assert settings.control_token is not None, "the loader refuses [checkpoint] without a token"
             servers = {name: server.url for name, server in settings.participants().items()}
             kind = FreshCoordination if wanted.resume_from_cache else Coordination
             coordination = kind(servers, settings.control_token, ports)
-        return await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
+        outcome = await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
+        tasks.cancel_scope.cancel()
+        return outcome
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
@@ -108,7 +142,7 @@ def _print(outcome: Outcome) -> None:
     if summary.began:
         for line in lines_of(summary):
             click.echo(f"  {line}")
-    for name, metric in outcome.summary.figures.metrics.items():
+    for name, metric in summary.figures.metrics.items() if summary.figures is not None else ():
         if metric.mean is not None:
             between = f"{metric.low:.6g} to {metric.high:.6g}"
-            click.echo(f"  {name}: mean {metric.mean:.6g}, {between} over {metric.count} rows")
+            click.echo(f"  {name}: mean {metric.mean:.6g}, {between} over {counted(metric.count, 'row')}")

@@ -38,6 +38,7 @@ from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import DEMO_DEEPEN_S, DEMO_POLL_S, DEMO_RUN_ON_S, DEMO_WAIT_S
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 
 
 def run_demo(rollouts: int, *, as_json: bool, keep: str | None) -> bool:
@@ -83,7 +84,7 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
     reference.prepare(rollouts)
     gym.prepare(rollouts)
     began = monotonic()
-    _say(f"starting two gyms of eight processes each for {rollouts} rollouts: one is the undisturbed reference")
+    _say(f"two gyms of eight processes each for {counted(rollouts, 'rollout')}: one is the undisturbed reference")
     async with HttpxClient() as http, Supervisor(gym.log) as servers, Supervisor(reference.log) as undisturbed:
         async with Tasks() as tasks:
             tasks.start_soon(gym.start_servers, servers)
@@ -92,14 +93,14 @@ async def _demo(folder: Path, rollouts: int) -> Figures:
         await reference.start_collector(undisturbed, resume=False)
         start_s = monotonic() - began
         in_flight = await _until_busy(http, gym, servers, rollouts)
-        _say(f"{in_flight} rollouts are in flight, each with a model call behind it: SIGUSR1 to the collector")
+        _say(f"in flight: {counted(in_flight, 'rollout')}, each with a model call behind it: SIGUSR1 to the collector")
         published = await _checkpoint(gym, servers)
         await anyio.sleep(DEMO_RUN_ON_S)
         killed = await servers.kill_all()
         saved, before = read_saved(str(gym.run_dir)), gym.rows()
         _say(
-            f"SIGKILL to {killed} processes; {len(before)} rows had been written, "
-            f"{len(saved.continued)} are in checkpoint {saved.checkpoint_id}"
+            f"SIGKILL to {counted(killed, 'process', 'processes')}; rows written: {len(before)}, "
+            f"in checkpoint {saved.checkpoint_id}: {len(saved.continued)}"
         )
 
         began = monotonic()
@@ -208,7 +209,7 @@ async def _until_busy(http: HttpxClient, gym: DemoGym, servers: Supervisor, roll
                 return len(busy)
             await anyio.sleep(DEMO_POLL_S)
     raise DemoFailed(
-        f"only {len(busy)} of {rollouts} rollouts were in flight with a delivered model call after "
+        f"only {len(busy)} of {counted(rollouts, 'rollout')} came in flight with a delivered model call after "
         f"{DEMO_WAIT_S:g} s: {gym.last_words()}"
     )
 

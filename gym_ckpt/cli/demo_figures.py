@@ -19,6 +19,7 @@ from gym_ckpt.storage import layout, manifest
 from gym_ckpt.storage.pointer import read_collection_file, read_pointer
 from gym_ckpt.storage.records import verified_records
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.words import counted
 
 BY_NATURE: Final = frozenset({"attempt", "model_call_id", "response_id", "capture_key", "started_at", "duration_s"})
 """Fields that say when, by which attempt or by which process something was done."""
@@ -195,24 +196,28 @@ def judge(
     """Set `ok` and `reasons`. `wrong`: lineages that do not verify."""
     reasons = []
     if compared.missing:
-        reasons.append(f"{len(compared.missing)} rows are missing: {_some(compared.missing)}")
+        reasons.append(f"missing: {counted(len(compared.missing), 'row')}, {_some(compared.missing)}")
     if figures.rows_duplicated:
-        reasons.append(f"{figures.rows_duplicated} rows are there more than once")
+        reasons.append(f"more than once: {counted(figures.rows_duplicated, 'row')}")
     if compared.differing:
-        reasons.append(f"{len(compared.differing)} rows differ from the undisturbed run: {_some(compared.differing)}")
+        reasons.append(
+            f"unlike the undisturbed run: {counted(len(compared.differing), 'row')}, {_some(compared.differing)}"
+        )
     if figures.tool_effects_seen != figures.tool_effects_expected:
-        reasons.append(f"{figures.tool_effects_seen} tool effects instead of {figures.tool_effects_expected}")
+        reasons.append(
+            f"{counted(figures.tool_effects_seen, 'tool effect')} instead of {figures.tool_effects_expected}"
+        )
     if lost or figures.model_calls_repeated:
         named = f" ({_some(lost)})" if lost else ""
-        reasons.append(f"{figures.model_calls_repeated} delivered model calls were made again{named}")
+        reasons.append(f"made again: {counted(figures.model_calls_repeated, 'delivered model call')}{named}")
     if figures.ledger_rows_verified != figures.ledger_rows_expected:
         count, expected = figures.ledger_rows_verified, figures.ledger_rows_expected
-        reasons.append(f"{count} of {expected} ledger rows verify: {_some(wrong)}")
+        reasons.append(f"verified: {count} of {counted(expected, 'ledger row')}, {_some(wrong)}")
     if figures.rows_continued == 0:
         reasons.append("the checkpoint continued no row")
     fresh = [row["rollout_id"] for row in continued_rows if row["attempt"] == 0]
     if fresh:
-        reasons.append(f"{len(fresh)} rows of the checkpoint were not continued: {_some(fresh)}")
+        reasons.append(f"in the checkpoint and not continued: {counted(len(fresh), 'row')}, {_some(fresh)}")
     figures.reasons = reasons
     figures.ok = not reasons
 

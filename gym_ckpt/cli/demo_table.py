@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gym_ckpt.cli.demo_figures import Figures
+from gym_ckpt.words import counted
 
 
 def lines(figures: Figures) -> list[tuple[str, str, str]]:
@@ -43,13 +44,13 @@ def lines(figures: Figures) -> list[tuple[str, str, str]]:
         (
             "ledger rows that verify",
             f"{figures.ledger_rows_verified} / {figures.ledger_rows_expected}",
-            f"{figures.lineages_verified} lineages rebuilt token by token, over two policy servers",
+            f"{counted(figures.lineages_verified, 'lineage')} rebuilt token by token, over two policy servers",
         ),
         ("", "", ""),
         (
             "prepare / commit",
             f"{figures.prepare_s:.3f} s / {figures.commit_s:.3f} s",
-            f"with {figures.in_flight_at_checkpoint} rollouts in flight",
+            f"with {counted(figures.in_flight_at_checkpoint, 'rollout')} in flight",
         ),
         ("restore", f"{figures.restore_s:.3f} s", f"after {figures.restart_s:.1f} s to start the processes again"),
         ("whole demo", f"{figures.total_s:.1f} s", f"of which {figures.start_s:.1f} s to start both gyms"),

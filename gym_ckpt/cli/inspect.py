@@ -19,6 +19,7 @@ from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, rea
 from gym_ckpt.storage.records import verified_records
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 
 T = TypeVar("T")
 
@@ -217,20 +218,25 @@ def _episodes(fs: FileSystem, run_dir: str, wanted: str) -> Iterator[EpisodeView
 
 
 def _text(view: DirectoryView) -> str:
-    lines = [f"{view.directory}: {len(view.checkpoints)} checkpoints, latest {view.latest or 'none'}"]
+    lines = [f"{view.directory}: {counted(len(view.checkpoints), 'checkpoint')}, latest {view.latest or 'none'}"]
     if view.collector_pid is not None:
         lines.append(f"  collector {'running' if view.collector_running else 'ended'} (pid {view.collector_pid})")
     lines += [f"  PROBLEM {problem}" for problem in view.problems]
     for each in view.checkpoints:
-        rows = "" if each.continued is None else f", {each.continued} rows continued, {each.restarted or 0} restarted"
+        rows = (
+            ""
+            if each.continued is None
+            else f", {counted(each.continued, 'row')} continued, {each.restarted or 0} restarted"
+        )
         when = "" if each.created_at is None else f"  {time_text(each.created_at)}"
         lines.append(f"\n{each.checkpoint_id}  {each.state}{when}  {size_text(each.bytes)}{rows}")
         for part in each.participants:
-            lines.append(f"  {part.kind:<12} {part.instance:<20} {part.records:>8} records  {size_text(part.bytes):>9}")
+            records = counted(part.records, "record")
+            lines.append(f"  {part.kind:<12} {part.instance:<20} {records:>16}  {size_text(part.bytes):>9}")
         lines += [f"  PROBLEM {problem}" for problem in each.problems]
     if view.verified:
         bad = len(view.problems) + sum(len(each.problems) for each in view.checkpoints)
-        lines.append("\nverified: every byte is right" if not bad else f"\nverified: {bad} problems")
+        lines.append("\nverified: every byte is right" if not bad else f"\nverified: {counted(bad, 'problem')}")
     return "\n".join(lines)
 
 

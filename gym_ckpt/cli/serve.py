@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import click
 
-from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, shield_from_interrupt
+from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, pid_file, shield_from_interrupt
 from gym_ckpt.adapters.supervisor import ServerDied, Supervisor, server_command
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_types import suggestion
@@ -17,6 +18,8 @@ from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import SIGNALLED_TOGETHER_S
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import GymSettings
+from gym_ckpt.storage import layout
+from gym_ckpt.words import counted
 
 IGNORE_SIGTERM = ("--ignore-sigterm",)
 
@@ -24,7 +27,9 @@ IGNORE_SIGTERM = ("--ignore-sigterm",)
 def serve_all(config: str, *, ignore_sigterm: bool = False) -> None:
     """Run every server of `config` until SIGTERM or SIGINT. Raises `ConfigError`, `ServerDied`."""
     settings = load(config).settings
-    anyio.run(_supervise, str(Path(config).resolve()), settings, ignore_sigterm)
+    run_dir = settings.collect.checkpoint_dir if settings.collect is not None else None
+    with pid_file(Path(layout.serve_pid(run_dir))) if run_dir is not None else nullcontext():
+        anyio.run(_supervise, str(Path(config).resolve()), settings, ignore_sigterm)
 
 
 async def _supervise(config: str, settings: GymSettings, ignore_sigterm: bool) -> None:
@@ -37,7 +42,7 @@ async def _supervise(config: str, settings: GymSettings, ignore_sigterm: bool) -
                         click.echo("SIGTERM: ignored, as --ignore-sigterm says", err=True)
                         continue
                     await servers.kill_all()
-                click.echo(f"{number.name}: draining {len(settings.servers)} servers", err=True)
+                click.echo(f"{number.name}: draining {counted(len(settings.servers), 'server')}", err=True)
                 tasks.cancel_scope.cancel()
                 break
             await servers.stop()
@@ -64,7 +69,7 @@ def _log(name: str, line: str) -> None:
 
 def serve_one(config: str, name: str, *, ignore_sigterm: bool = False) -> None:
     """Run the server `name` of `config` in this process until SIGTERM. Raises `ConfigError`."""
-    supervised = die_with_parent("SIGKILL" if ignore_sigterm else "SIGTERM")
+    supervised = die_with_parent()
     if supervised:
         shield_from_interrupt()
     settings = load(config).settings

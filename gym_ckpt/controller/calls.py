@@ -7,7 +7,7 @@ as far as it is known, and as a budget beside it: skew can only shorten them (IN
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import msgspec
@@ -16,7 +16,6 @@ from gym_ckpt.core.coordination import Member
 from gym_ckpt.errors import (
     DeadlineExceeded,
     GymCkptError,
-    NotCheckpointable,
     ParticipantFailed,
     TransportError,
     Unavailable,
@@ -41,6 +40,7 @@ Item = TypeVar("Item")
 T = TypeVar("T")
 Times = tuple[float, float]
 """`deadline_ts` on the receiver's clock, and `budget_s`."""
+MEND: Final = "; if they do not run, gym-ckpt serve CONFIG starts them"
 
 
 class ControlCalls:
@@ -49,26 +49,23 @@ class ControlCalls:
     def __init__(self, token: str, ports: Ports) -> None:
         self._headers = (("authorization", f"Bearer {token}"), ("content-type", "application/json"))
         self._ports = ports
+        self.waiting = Waiting()
 
-    async def member(self, server: tuple[str, str], waiting: Waiting) -> Member | None:
+    async def member(self, server: tuple[str, str]) -> Member | None:
         """The participant that a server (name, url) is; None when it takes no part.
 
         Raises:
-            NotCheckpointable: it cannot be asked in time.
+            ParticipantFailed: it cannot be asked in time.
         """
         name, url = server
         asked = self._ports.clock.wall()
-        try:
-            until = anyio.current_time() + DISCOVERY_BUDGET_S
-            status = await self.status(name, url, until, waiting)
-        except ParticipantFailed as error:
-            raise NotCheckpointable(f"server {name} cannot be asked for its status ({error.error})") from None
+        status = await self.status(name, url, anyio.current_time() + DISCOVERY_BUDGET_S)
         if status is None:
             return None
         middle = (asked + self._ports.clock.wall()) / 2
         return Member(name, url, Kind(status.kind), status.server_time - middle)
 
-    async def status(self, name: str, url: str, until: float, waiting: Waiting | None = None) -> Status | None:
+    async def status(self, name: str, url: str, until: float) -> Status | None:
         """A server's status; None when it has no checkpoint routes. Raises `ParticipantFailed`."""
 
         async def once(timeout_s: float) -> Status | None:
@@ -76,7 +73,7 @@ class ControlCalls:
             reply = await self._ports.control.request("GET", target, headers=self._headers, timeout_s=timeout_s)
             return None if reply.status == 404 else decode(accepted(target, reply).body, Status)
 
-        return await self._repeated(name, "status", once, until, waiting)
+        return await self._repeated(name, "status", once, until)
 
     async def call(
         self,
@@ -107,14 +104,7 @@ class ControlCalls:
 
         return await self._repeated(member.name, operation, once, until)
 
-    async def _repeated(
-        self,
-        server: str,
-        operation: str,
-        once: Callable[[float], Awaitable[R]],
-        until: float,
-        waiting: Waiting | None = None,
-    ) -> R:
+    async def _repeated(self, server: str, operation: str, once: Callable[[float], Awaitable[R]], until: float) -> R:
         pause = CONTROL_RETRY_FIRST_S
         while True:
             left = max(until - anyio.current_time(), 0.0)
@@ -127,13 +117,12 @@ class ControlCalls:
                 if isinstance(error, PeerRefused) and error.status >= 500:
                     failure = error
                 else:
+                    self.waiting.answered(server)
                     raise ParticipantFailed(server, operation, error) from None
             else:
-                if waiting is not None:
-                    waiting.answered(server)
+                self.waiting.answered(server)
                 return reply
-            if waiting is not None:
-                waiting.failed(server, failure)
+            self.waiting.failed(server, failure, until)
             if anyio.current_time() + pause >= until:
                 raise ParticipantFailed(server, operation, failure)
             await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
@@ -141,24 +130,39 @@ class ControlCalls:
 
 
 class Waiting:
-    """Servers that are asked again and again, and a line about them now and then."""
+    """Servers that are asked again and again, and a line about them now and then. `say`: gets the line."""
 
-    def __init__(self, say: Callable[[str], object] | None) -> None:
-        self._say = say
-        self._next = anyio.current_time() + WAITING_SAID_AFTER_S
-        self._why: dict[str, str] = {}
+    def __init__(self) -> None:
+        self.say: Callable[[str], object] | None = None
+        self._next = 0.0
+        self._why: dict[str, GymCkptError] = {}
 
-    def failed(self, server: str, error: GymCkptError) -> None:
-        """It did not answer this time."""
-        self._why[server] = str(error)
+    def failed(self, server: str, error: GymCkptError, until: float) -> None:
+        """It did not answer this time, and is asked again until then."""
         now = anyio.current_time()
-        if self._say is not None and now >= self._next:
+        if not self._why:
+            self._next = now + WAITING_SAID_AFTER_S
+        self._why[server] = error
+        if self.say is not None and now >= self._next:
             self._next = now + WAITING_SAID_EVERY_S
-            names = ", ".join(sorted(self._why))
-            self._say(f"waiting for {names}, up to {DISCOVERY_BUDGET_S:g} s ({self._why[min(self._why)]})")
+            self.say(f"waiting for {self.words()}, up to {max(0.0, until - now):.0f} s more{self.mend()}")
 
     def answered(self, server: str) -> None:
+        """It did."""
         self._why.pop(server, None)
+
+    def __contains__(self, server: str) -> bool:
+        """Whether it has not answered when last asked."""
+        return server in self._why
+
+    def words(self) -> str:
+        """Who does not answer, and why the first of them does not."""
+        names = sorted(self._why)
+        return f"{', '.join(names)} ({self._why[names[0]]})"
+
+    def mend(self) -> str:
+        """What to do about it, where that is known."""
+        return MEND if all(isinstance(error, TransportError) for error in self._why.values()) else ""
 
 
 async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> list[T]:

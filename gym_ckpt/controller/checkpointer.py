@@ -16,21 +16,26 @@ from gym_ckpt.controller.shared import Shared
 from gym_ckpt.controller.taking import Missed, Taken, Taking
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import PREPARE_SHARE
+from gym_ckpt.words import counted
 
 
 class Checkpointer:
-    """This run's checkpoints. `taken`: those published, in order. `stopped`: see `run`."""
+    """This run's checkpoints. `stopped`: see `run`."""
 
     def __init__(self, shared: Shared, taking: Taking, housekeeping: Housekeeping) -> None:
         self._shared = shared
         self._taking = taking
         self._housekeeping = housekeeping
-        self.taken: list[Taken] = []
         self.stopped = False
         self.failure: str | None = None
         """Once stopped: why the stop has no checkpoint of its own, if it has none."""
         self.nothing_to_save = False
         """... which is because no row was in flight."""
+
+    @property
+    def taken(self) -> list[Taken]:
+        """Those published by this run, in order."""
+        return self._taking.taken
 
     @property
     def previous(self) -> str | None:
@@ -51,14 +56,17 @@ class Checkpointer:
             interrupts.checkpoint = False
             if stopping and not self._shared.collection.unfinished_started:
                 self.nothing_to_save = True
-                self._stop("no row was in flight")
+                self._stop(self._why_nothing_to_save())
             else:
                 self._conclude(stopping, await self._take())
+
+    def _why_nothing_to_save(self) -> str:
+        lost = self._shared.collection.counts().retiring
+        return f"{counted(lost, 'row')} lost with the servers that ran them" if lost else "no row was in flight"
 
     def _conclude(self, stopping: bool, result: Taken | str) -> None:
         """What a checkpoint, or the reason for having none, means; `stopping`: a stop was asked for before it began."""
         if isinstance(result, Taken):
-            self.taken.append(result)
             if self._shared.left_closed:
                 self._stop(None)
         elif stopping:
@@ -94,7 +102,9 @@ class Checkpointer:
                 except Missed as missed:
                     failure = str(missed)
                     shared.ports.tracer.emit("collector.checkpoint_failed", reason=failure)
-                    shared.progress.message(f"no checkpoint: {failure}; {self._in_force()}")
+                    shared.progress.message(
+                        f"no checkpoint: {failure}; {self._in_force()}", event="collector.checkpoint_failed"
+                    )
                     if last or not missed.blockers:
                         break
                     blockers = [episode for episode in missed.blockers if shared.collection.is_current(episode)]

@@ -21,7 +21,7 @@ from gym_ckpt.controller.outcome import (
     Summary,
     before_dispatch,
     complete,
-    killed,
+    cut_short,
     stopped,
 )
 from gym_ckpt.controller.progress import Progress
@@ -31,7 +31,7 @@ from gym_ckpt.controller.rows import failures_path
 from gym_ckpt.controller.settings import check
 from gym_ckpt.controller.shared import Coordination, Shared
 from gym_ckpt.controller.startup import Started, start
-from gym_ckpt.controller.summary import RowFigures, figures_of
+from gym_ckpt.controller.summary import figures_of
 from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core.collection import Collection
 from gym_ckpt.errors import GymCkptError
@@ -41,6 +41,7 @@ from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage.files import reason
 from gym_ckpt.storage.publication import latest
+from gym_ckpt.words import counted
 
 __all__ = ["CollectSettings", "Outcome", "collect"]
 
@@ -64,7 +65,9 @@ async def collect(
         OSError: the files of the run cannot be read or written at its start.
     """
     check(settings, coordination)
-    interrupts = Interrupts(ports.tracer, settings.one_sigterm_s)
+    interrupts = Interrupts(
+        ports.tracer, settings.one_sigterm_s, lambda text: progress.message(text, event="collector.signal")
+    )
     run = _Run(settings, coordination, environment_url, ports, progress, interrupts)
     if settings.checkpoint_dir is None:
         return await run.whole()
@@ -97,6 +100,9 @@ class _Run:
         self._locks: tuple[Lock, ...] = ()
         self._in_force: str | None = None
         """The checkpoint that a restart would use, as far as is known."""
+        self._shared: Shared | None = None
+        """Once rows may be sent."""
+        self._checkpointer: Checkpointer | None = None
 
     async def whole(self) -> Outcome:
         """The run; however it ends, the directory is free and the screen is whole."""
@@ -105,15 +111,17 @@ class _Run:
             with self._interrupts.everything:
                 outcome = await self._from_start_to_end()
         except (GymCkptError, OSError):
-            if not self._interrupts.killed:  # else: told to stop at once, whatever goes wrong in the same instant
+            if not self._interrupts.cut_short:  # else: told to stop at once, whatever goes wrong in the same instant
                 raise
         finally:
             self._progress.stop()
             for lock in self._locks:
                 lock.release()
-        if self._interrupts.killed:
-            outcome = killed(self._in_force)
-        assert outcome is not None, "only a second SIGTERM cancels a run"
+        if self._interrupts.cut_short:
+            counts = self._shared.collection.counts() if self._shared is not None else None
+            outcome = cut_short(counts, self._in_force, interrupted=self._interrupts.interrupted)
+            outcome = await self._summarized(outcome)  # the directory is free already: this may take what it takes
+        assert outcome is not None, "only a second SIGTERM and SIGINT cancel a run"
         self._ports.tracer.emit("collector.exit", status=outcome.exit_code, message=outcome.message)
         return outcome
 
@@ -123,7 +131,7 @@ class _Run:
             started = await self._start()
         if started is None:
             return before_dispatch(self._in_force)
-        shared = self._shared(started)
+        shared = self._share(started)
         if self._coordination is not None and started.source is not None and started.restart.to_restore:
             with self._interrupts.abortable():
                 await restore(shared, self._coordination, started.source, started.restart.to_restore)
@@ -150,7 +158,13 @@ class _Run:
         await self._coordination.discover(self._progress.message)
 
     async def _send_rows(self, shared: Shared, started: Started) -> Outcome:
-        self._progress.start(shared.collection.counts())
+        self._shared = shared
+        counts = shared.collection.counts()
+        self._progress.start(counts)
+        self._progress.message(
+            f"{counted(counts.rows, 'row')}: {counts.finished} finished before, {counts.restored} restored, "
+            f"{len(shared.begun_before)} from input again, {counts.failed} failed"
+        )
         housekeeping = Housekeeping(shared)
         checkpointer = None
         try:
@@ -161,7 +175,7 @@ class _Run:
                 if self._settings.checkpoint_dir is not None and self._coordination is not None:
                     run_dir, in_force = self._settings.checkpoint_dir, self._in_force
                     taking = Taking(shared, self._coordination, run_dir, started.run, in_force)
-                    checkpointer = Checkpointer(shared, taking, housekeeping)
+                    checkpointer = self._checkpointer = Checkpointer(shared, taking, housekeeping)
                     tasks.start_soon(checkpointer.run)
                 shared.changed()
                 await shared.ended.wait()
@@ -169,9 +183,9 @@ class _Run:
                 tasks.cancel_scope.cancel()
         finally:  # after the tasks: a publication under way is not cut short, and may name another one still
             self._in_force = checkpointer.previous if checkpointer is not None else None
-        return await self._outcome(shared, started, checkpointer, unwritten)
+        return await self._outcome(shared, checkpointer, unwritten)
 
-    def _shared(self, started: Started) -> Shared:
+    def _share(self, started: Started) -> Shared:
         settings = self._settings
         shared = Shared(
             settings,
@@ -190,7 +204,7 @@ class _Run:
         )
         counts = shared.collection.counts()
         shared.finished_before = counts.finished + counts.failed
-        shared.restarted = len(started.restart.survivors)
+        shared.begun_before.update(started.restart.over)
         return shared
 
     async def _end(self, shared: Shared, housekeeping: Housekeeping, checkpointer: Checkpointer | None) -> str | None:
@@ -214,9 +228,7 @@ class _Run:
                         return reason(error)
         return f"writing takes longer than {ROWS_FLUSH_AT_STOP_S:g} s"
 
-    async def _outcome(
-        self, shared: Shared, started: Started, checkpointer: Checkpointer | None, unwritten: str | None
-    ) -> Outcome:
+    async def _outcome(self, shared: Shared, checkpointer: Checkpointer | None, unwritten: str | None) -> Outcome:
         counts = shared.collection.counts()
         if shared.fatal is not None:
             outcome = Outcome(1, shared.fatal)
@@ -226,15 +238,22 @@ class _Run:
             outcome = complete(counts, failures_path(self._settings.output))
         else:
             outcome = stopped(counts, checkpointer.previous, checkpointer.failure, checkpointer.nothing_to_save)
+        return await self._summarized(outcome)
+
+    async def _summarized(self, outcome: Outcome) -> Outcome:
+        """With its figures, if rows could be sent."""
+        shared, checkpointer = self._shared, self._checkpointer
+        if shared is None:
+            return outcome
+        figures = None
         try:
             figures = await self._ports.disk.run(figures_of(self._settings.output))
         except (OSError, ValueError) as error:
             message = f"{outcome.message}; no figures: {error}"
             outcome = replace(outcome, exit_code=outcome.exit_code or 1, message=message)
-            figures = RowFigures()
         summary = Summary(
             figures=figures,
-            counts=counts,
+            counts=shared.collection.counts(),
             began=True,
             finished_before=shared.finished_before,
             continued=shared.continued,

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gym_ckpt.controller.calls import ControlCalls, Times, Waiting, each
+from gym_ckpt.controller.calls import ControlCalls, Times, each
 from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.core.forgotten import Ended
@@ -71,13 +71,19 @@ class Coordination:
     async def discover(self, say: Callable[[str], object] | None = None) -> tuple[Member, ...]:
         """Ask every server for its status. A 404 takes no part; whoever cannot be asked makes checkpoints unsafe.
 
-        `say`: gets a line now and then that names the servers which are waited for.
+        `say`: gets a line now and then that names servers which are waited for, here and in every later call.
 
         Raises:
             NotCheckpointable: a server cannot be asked in time, or no policy model takes part.
         """
-        waiting = Waiting(say)
-        found = await each(list(self._servers.items()), lambda server: self._calls.member(server, waiting))
+        waiting = self._calls.waiting
+        waiting.say = say or waiting.say
+        try:
+            found = await each(list(self._servers.items()), self._calls.member)
+        except ParticipantFailed as error:
+            refused = error.server not in waiting
+            who = f"{error.server} ({error.error})" if refused else f"{waiting.words()}{waiting.mend()}"
+            raise NotCheckpointable(f"no status from {who}") from None
         members = tuple(member for member in found if member is not None)
         if not any(member.kind is Kind.MODEL for member in members):
             raise NotCheckpointable("no policy-model server takes part in checkpoints: set `checkpoint` on the gym")

@@ -10,6 +10,7 @@ It must not know why an attempt is given up.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import anyio
 
@@ -25,6 +26,11 @@ from gym_ckpt.limits import (
     RETIRE_BATCH,
 )
 from gym_ckpt.types import EpisodeId
+
+SERVERS_GONE: Final = (
+    "if servers are gone, start them again (gym-ckpt serve CONFIG), and these rows start from input; or stop this run "
+    "first, then start both, and it goes on from the checkpoint in force"
+)
 
 
 class Housekeeping:
@@ -42,6 +48,7 @@ class Housekeeping:
                 await shared.housekeeping_wake.wait()
                 continue
             await anyio.sleep(self._gather_s())
+            shared.say_losses()
             try:
                 async with shared.checkpoint_lock:
                     if shared.left_closed:
@@ -50,7 +57,7 @@ class Housekeeping:
                     if len(shared.collection.forget_batch(FORGET_BATCH)) == FORGET_BATCH:
                         await self._forget(FORGET_BATCH)
             except (GymCkptError, OSError) as error:
-                shared.progress.message(f"retiring lost rows has to wait: {error}")
+                shared.progress.message(f"retiring lost rows has to wait: {error}; {SERVERS_GONE}")
                 await anyio.sleep(delay_s)
                 delay_s = min(2 * delay_s, COLLECT_RETRY_MAX_S)
             else:
@@ -94,7 +101,7 @@ class Housekeeping:
     def _retired(self, batch: Iterable[EpisodeId]) -> None:
         shared = self._shared
         for episode in shared.collection.retired(batch):
-            shared.rows.failed(episode, f"{LOST_ATTEMPTS_MAX} attempts ended without a reply", final=True)
+            shared.failed(episode, f"{LOST_ATTEMPTS_MAX} attempts ended without a reply", final=True)
         shared.changed()
 
     def _gather_s(self) -> float:

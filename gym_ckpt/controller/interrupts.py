@@ -2,15 +2,15 @@
 
 SIGUSR1: a checkpoint. SIGTERM: a checkpoint, then stop. A second SIGTERM: stop at once; but one that comes with the
 first is the first: a batch system that tells a job's shell and its steps sends two for one cause, and the second must
-not cost the checkpoint that the first asked for. Before anything was dispatched
-there is nothing to save, so the first SIGTERM ends that part by cancelling it. It must not know how a checkpoint is
-taken.
+not cost the checkpoint that the first asked for. SIGINT: a person wants it to end, at once. Before anything was
+dispatched there is nothing to save, so the first SIGTERM ends that part by cancelling it. It must not know how a
+checkpoint is taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import anyio
 
@@ -35,20 +35,30 @@ class Wake:
 
 
 class Interrupts:
-    """Pending requests of one run. `together_s`: SIGTERMs within so many seconds of the first count as the first."""
+    """Pending requests of one run. `together_s`: SIGTERMs within so many seconds of the first count as the first.
+    `say`: gets a line for people about each that has a consequence."""
 
-    def __init__(self, tracer: Tracer, together_s: float) -> None:
+    def __init__(self, tracer: Tracer, together_s: float, say: Callable[[str], object] = lambda _: None) -> None:
         self._together_s = together_s
         self._told = -math.inf
         self.checkpoint = False
         """A checkpoint was asked for and none has begun since."""
         self.stopping = False
         self.killed = False
+        """A second SIGTERM came."""
+        self.interrupted = False
+        """SIGINT came."""
         self.wake = Wake()
         self.everything = anyio.CancelScope()
-        """Around the whole run; cancelled by the second SIGTERM."""
+        """Around the whole run; cancelled by the second SIGTERM and by SIGINT."""
         self._tracer = tracer
+        self._say = say
         self._abortable: anyio.CancelScope | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """The run ends at once, with nothing but what is on the disk by now."""
+        return self.killed or self.interrupted
 
     async def watch(self, signals: AsyncIterator[str]) -> None:
         """Take signals until cancelled."""
@@ -58,8 +68,12 @@ class Interrupts:
     def signal(self, name: str) -> None:
         """One signal, by its name."""
         self._tracer.emit("collector.signal", signal=name)
-        if name == "SIGUSR1":
+        if name == "SIGINT":
+            self.interrupted = True
+            self.everything.cancel()
+        elif name == "SIGUSR1":
             self.checkpoint = True
+            self._say("SIGUSR1: a checkpoint is taken, then the run goes on")
         elif self.stopping and anyio.current_time() - self._told < self._together_s:
             return
         elif self.stopping:
@@ -69,6 +83,9 @@ class Interrupts:
             self.stopping, self._told = True, anyio.current_time()
             if self._abortable is not None:
                 self._abortable.cancel()
+                self._say("SIGTERM: the run stops before it sends a row")
+            else:
+                self._say("SIGTERM: a checkpoint is taken, then the run stops; a second SIGTERM stops it at once")
         self.wake.set()
 
     def abortable(self) -> anyio.CancelScope:

@@ -12,9 +12,12 @@ from typing import Final
 
 from gym_ckpt.controller.summary import RowFigures
 from gym_ckpt.core.collection import Counts
+from gym_ckpt.words import counted
 
 KILLED_STATUS = 143
 """Of a process that SIGTERM ended."""
+INTERRUPTED_STATUS = 130
+"""Of a process that Ctrl-C ended."""
 RESUME = "to go on, restart the servers and run it again with resume_from_cache = true (--resume)"
 
 
@@ -23,15 +26,15 @@ NOTHING_SAVED: Final = MappingProxyType({"model_calls": 0, "tokens": 0})
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of a run. `figures`: over all rows of the output, whichever run wrote them.
+    """Figures of a run. `figures`: over all rows of the output, whichever run wrote them; None when none were read.
 
     `began`: rows could be sent. `finished_before`: rows that had ended when this run began. `continued`, `restarted`:
-    rows that this run took from a checkpoint, and rows which earlier runs had begun and it started from input.
+    rows that this run took from a checkpoint, and rows which earlier runs had begun and it has sent from input.
     `saved`: work of the continued rows that was not repeated, by name: `model_calls`, `tokens` (generated).
     `checkpoints`: published by this run, oldest first.
     """
 
-    figures: RowFigures = field(default_factory=RowFigures)
+    figures: RowFigures | None = None
     counts: Counts | None = None
     began: bool = False
     finished_before: int = 0
@@ -43,7 +46,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`exit_code`: 0 when all rows finished or the run stopped as asked; 143 after a second SIGTERM; else 1."""
+    """`exit_code`: 0 when all rows finished or the run stopped as asked; 143 after a second SIGTERM, 130 after Ctrl-C;
+    else 1."""
 
     exit_code: int
     message: str
@@ -56,16 +60,18 @@ def before_dispatch(checkpoint_id: str | None) -> Outcome:
     return Outcome(0, f"stopped before any row was sent; {kept}{RESUME}")
 
 
-def killed(checkpoint_id: str | None) -> Outcome:
-    """A second SIGTERM."""
-    kept = f"checkpoint {checkpoint_id} is in force; " if checkpoint_id else "there is no checkpoint; "
-    return Outcome(KILLED_STATUS, f"stopped at once by a second SIGTERM, without a checkpoint; {kept}{RESUME}")
+def cut_short(counts: Counts | None, checkpoint_id: str | None, *, interrupted: bool) -> Outcome:
+    """A second SIGTERM, or Ctrl-C (`interrupted`). `counts`: None when no row could be sent yet."""
+    status, how = (
+        (INTERRUPTED_STATUS, "interrupted") if interrupted else (KILLED_STATUS, "stopped at once by a second SIGTERM")
+    )
+    rows = f": {_finished(counts)}" if counts is not None else " before any row was sent"
+    return Outcome(status, f"{how}{rows}, {_kept(checkpoint_id)}; {RESUME}")
 
 
 def stopped(counts: Counts, checkpoint_id: str | None, failure: str | None, nothing_to_save: bool) -> Outcome:
     """A stop that was asked for. `failure`: why it has no checkpoint of its own."""
-    rows = f"{counts.finished} of {counts.rows} rows finished"
-    kept = f"checkpoint {checkpoint_id} is in force" if checkpoint_id else "there is no checkpoint"
+    rows, kept = _finished(counts), _kept(checkpoint_id)
     if failure is None or nothing_to_save:
         why = f" ({failure})" if failure else ""
         return Outcome(0, f"stopped{why}: {rows}, {kept}; {RESUME}")
@@ -76,13 +82,21 @@ def stopped(counts: Counts, checkpoint_id: str | None, failure: str | None, noth
 def complete(counts: Counts, failures: str) -> Outcome:
     """Every row ended."""
     if counts.failed:
-        return Outcome(1, f"{counts.finished} of {counts.rows} rows finished, {counts.failed} failed: see {failures}")
-    return Outcome(0, f"all {counts.rows} rows finished")
+        return Outcome(1, f"{_finished(counts)}, {counts.failed} failed: see {failures}")
+    return Outcome(0, f"all {counted(counts.rows, 'row')} finished")
+
+
+def _finished(counts: Counts) -> str:
+    return f"{counts.finished:,} of {counted(counts.rows, 'row')} finished"
+
+
+def _kept(checkpoint_id: str | None) -> str:
+    return f"checkpoint {checkpoint_id} is in force" if checkpoint_id else "there is no checkpoint"
 
 
 def saved_words(saved: Mapping[str, int]) -> str:
     """`31 model calls, 4,120 tokens`."""
-    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in saved.items())
+    return ", ".join(counted(count, name.replace("_", " ").removesuffix("s")) for name, count in saved.items())
 
 
 def lines_of(summary: Summary) -> list[str]:
@@ -97,5 +111,6 @@ def lines_of(summary: Summary) -> list[str]:
     ]
     lines = ["; ".join(part for part in rows if part)]
     if summary.checkpoints:
-        lines.append(f"{len(summary.checkpoints)} checkpoints published, the last is {summary.checkpoints[-1]}")
+        published = counted(len(summary.checkpoints), "checkpoint")
+        lines.append(f"{published} published, the last is {summary.checkpoints[-1]}")
     return [f"this run: {line}" if number == 0 else line for number, line in enumerate(lines) if line]

@@ -5,7 +5,7 @@ Two looks: plain lines for logs and pipes, a bar on a terminal. Neither decides 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -28,8 +28,8 @@ class Progress(Protocol):
         """Something changed."""
         ...
 
-    def message(self, text: str) -> None:
-        """A line worth reading."""
+    def message(self, text: str, event: str = "") -> None:
+        """A line worth reading. `event`: the trace event that says the same to programs."""
         ...
 
     def stop(self) -> None:
@@ -57,8 +57,9 @@ class Pace:
 
     def line(self, counts: Counts) -> str:
         left = self.left_s(counts)
+        lost = f"{counts.retiring} without a reply, " if counts.retiring else ""
         return (
-            f"{counts.finished}/{counts.rows} finished, {counts.in_flight} in flight, {self.restored} restored, "
+            f"{counts.finished}/{counts.rows} finished, {counts.in_flight} in flight, {lost}{self.restored} restored, "
             f"{counts.failed} failed, {self.rate(counts):.2f} rows/s, "
             f"{'time left unknown' if left is None else f'about {span(left)} left'}"
         )
@@ -83,7 +84,7 @@ class QuietProgress:
     def update(self, counts: Counts) -> None:
         pass
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, event: str = "") -> None:
         pass
 
     def stop(self) -> None:
@@ -91,31 +92,40 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """Lines, at most one of figures every `PROGRESS_EVERY_S`."""
+    """Lines, one of figures every `PROGRESS_EVERY_S` while `run` runs. `logged`: events that whoever reads `write` is
+    told of in another way, so that their messages would say them twice."""
 
-    def __init__(self, write: Callable[[str], Any]) -> None:
+    def __init__(self, write: Callable[[str], Any], logged: Container[str] = ()) -> None:
         self._write = write
+        self._logged = logged
         self._pace: Pace | None = None
+        self._counts: Counts | None = None
         self._next = 0.0
 
+    async def run(self) -> None:
+        """Say how the run stands although nothing changes, until cancelled: rows may be long, and servers gone."""
+        while True:
+            await anyio.sleep(PROGRESS_EVERY_S / 10)
+            if self._counts is not None:
+                self.update(self._counts)
+
     def start(self, counts: Counts) -> None:
-        self._pace = Pace(counts)
+        self._pace, self._counts = Pace(counts), counts
         self._next = anyio.current_time() + PROGRESS_EVERY_S
-        self._write(
-            f"{counts.rows} rows: {counts.finished} finished before, {counts.restored} restored, {counts.failed} failed"
-        )
 
     def update(self, counts: Counts) -> None:
+        self._counts = counts
         now = anyio.current_time()
         if self._pace is not None and now >= self._next:
             self._next = now + PROGRESS_EVERY_S
             self._write(self._pace.line(counts))
 
-    def message(self, text: str) -> None:
-        self._write(text)
+    def message(self, text: str, event: str = "") -> None:
+        if event not in self._logged:
+            self._write(text)
 
     def stop(self) -> None:
-        pass
+        self._pace = None
 
 
 class RichProgress:
@@ -146,7 +156,7 @@ class RichProgress:
         )
         self._bar.update(self._task, total=counts.rows, completed=counts.finished + counts.failed, figures=figures)
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, event: str = "") -> None:
         self._bar.console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:

@@ -101,22 +101,29 @@ async def newest_valid(
         ConfigError: a checkpoint is another run's.
     """
     found = await disk.run(published(run_dir))
-    problems = [] if found.damage is None else [found.damage]
-    for problem in problems:
-        say(f"no pointer can be used, looking at the checkpoints themselves: {problem}")
+    if found.damage is not None:
+        say(f"no pointer can be used, looking at the checkpoints themselves: {found.damage}")
+    causes: list[str] = []
     for checkpoint_id in found.checkpoint_ids:
+        if causes:
+            say(f"{causes[-1]}; trying the one before")
         try:
             source = await _checked(disk, run_dir, checkpoint_id, run)
         except InvalidCheckpointState as error:
-            problems.append(error.detail)
-            say(f"checkpoint {checkpoint_id} cannot be used, trying the one before: {error.detail}")
+            causes.append(f"checkpoint {checkpoint_id} cannot be used: {error.detail}")
         else:
+            if causes:
+                say(f"checkpoint {checkpoint_id} is whole, and used instead")
             return source
-    if problems and not start_over:
+    if not causes and found.damage is None:
+        return None
+    why = causes[-1] if causes else "there is none left"
+    if not start_over:
         raise InvalidCheckpointState(
-            f"no checkpoint in {run_dir} can be used ({problems[-1]}); set collect.start_over to run unfinished rows "
+            f"no checkpoint in {run_dir} can be used; {why}; or set collect.start_over to run unfinished rows "
             "from their input"
         )
+    say(f"no checkpoint in {run_dir} can be used, and unfinished rows start from input, as told; {why}")
     return None
 
 

@@ -18,6 +18,7 @@ from gym_ckpt.errors import AlreadyServing, GymCkptError, ParticipantFailed
 from gym_ckpt.limits import COLLECT_RETRY_FIRST_S
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId, keys
+from gym_ckpt.words import counted
 
 
 async def restore(shared: Shared, coordination: Coordination, source: Source, wanted: tuple[EpisodeId, ...]) -> None:
@@ -35,13 +36,13 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
         )
     except GymCkptError as error:
         _start_over(shared, [episode.next() for episode in wanted])
-        shared.progress.message(f"{_refused(error)}: {len(wanted)} rows start from input")
+        shared.progress.message(f"{_refused(error)}: {counted(len(wanted), 'row')} of it from input again")
         return
     await ports.probe("collector.restore_installed")
     missing = {episode.next() for episode in wanted} - installed
     if missing:
         _start_over(shared, sorted(missing))
-        shared.progress.message(f"{len(missing)} rows were not in the checkpoint after all: they start from input")
+        shared.progress.message(f"not in the checkpoint after all, so from input again: {counted(len(missing), 'row')}")
     shared.continued = len(installed)
     shared.saved = dict(coordination.saved)
     restore_s = round(anyio.current_time() - began, 6)
@@ -58,12 +59,13 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     except GymCkptError as error:
         shared.progress.message(f"not every server could be opened after the restore, its lease will: {error}")
     saves = f", which saves {saved_words(shared.saved)}" if shared.saved else ""
-    shared.progress.message(f"{len(installed)} rows restored from checkpoint {source.checkpoint_id}{saves}")
+    text = f"{counted(len(installed), 'row')} restored from checkpoint {source.checkpoint_id}{saves}"
+    shared.progress.message(text, event="collector.restored")
 
 
 def _start_over(shared: Shared, attempts: Sequence[EpisodeId]) -> None:
     shared.collection.restore_failed(attempts)
-    shared.restarted += len(attempts)
+    shared.begun_before.update(episode.rollout_id for episode in attempts)
 
 
 async def _logged(shared: Shared, attempts: Sequence[EpisodeId], source: Source) -> bool:
@@ -81,7 +83,7 @@ async def _logged(shared: Shared, attempts: Sequence[EpisodeId], source: Source)
                 await anyio.sleep(COLLECT_RETRY_FIRST_S)
     why_not = "it takes too long" if failure is None else reason(failure)
     shared.progress.message(
-        f"{shared.journal.path} cannot be written ({why_not}): {len(attempts)} rows start from input"
+        f"{shared.journal.path} cannot be written ({why_not}): {counted(len(attempts), 'row')} from input again"
     )
     return False
 

@@ -68,6 +68,7 @@ class Rollouts:
             await shared.ports.probe("collector.dispatch_logged")
         begun = _Countdown(len(taken))
         for episode in taken:
+            shared.sent(episode)
             calls.start_soon(self._one, episode, begun)
         await begun.wait()
         shared.progress.update(shared.collection.counts())
@@ -99,9 +100,10 @@ class Rollouts:
         elif isinstance(outcome, Failed):
             verdict = shared.collection.failed(episode)
             if verdict is not Verdict.IGNORED:
-                shared.rows.failed(episode, outcome.reason, final=verdict is Verdict.FINAL)
+                shared.failed(episode, outcome.reason, final=verdict is Verdict.FINAL)
         elif shared.collection.lost(episode) is not Verdict.IGNORED:
             shared.losses_in_a_row += 1
+            shared.unsaid_losses.append((episode, outcome.reason))
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)
         if not isinstance(outcome, Lost):
             shared.losses_in_a_row = 0

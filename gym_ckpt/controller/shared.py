@@ -22,9 +22,11 @@ from gym_ckpt.controller.progress import Progress
 from gym_ckpt.controller.rows import RowFiles
 from gym_ckpt.core.collection import Collection
 from gym_ckpt.core.forgotten import Ended
+from gym_ckpt.limits import REASON_SAID_CHARS
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.types import EpisodeId
+from gym_ckpt.words import counted
 
 
 class Committed(Protocol):
@@ -118,8 +120,12 @@ class Shared:
         self.saved: Mapping[str, int] = {}
         """Work of theirs that was not repeated."""
         self.restarted = 0
-        """Rows that an earlier run had begun, and this one started from input."""
+        """Rows that an earlier run had begun, and this one has sent from input."""
+        self.begun_before: set[str] = set()
+        """Such rows that are still to be sent."""
         self.losses_in_a_row = 0
+        self.unsaid_losses: list[tuple[EpisodeId, str]] = []
+        """Attempts that got no reply, and why, that no message has told of yet."""
         self.awaited: set[EpisodeId] = set()
         """Episodes whose replies a checkpoint waits for."""
         self.awaited_wake = Wake()
@@ -136,6 +142,26 @@ class Shared:
         """The run cannot go on."""
         self.fatal = self.fatal or reason
         self.ended.set()
+
+    def sent(self, episode: EpisodeId) -> None:
+        """The episode's `/run` is about to be sent."""
+        if episode.rollout_id in self.begun_before:
+            self.begun_before.discard(episode.rollout_id)
+            self.restarted += 1
+
+    def failed(self, episode: EpisodeId, why: str, *, final: bool) -> None:
+        """The attempt failed; `final`: and with it its row."""
+        self.rows.failed(episode, why, final=final)
+        then = "given up" if final else "it starts again"
+        self.progress.message(f"{episode} failed, {then}: {why[:REASON_SAID_CHARS]}", event="collector.failure")
+
+    def say_losses(self) -> None:
+        """One line about all attempts that got no reply since the last."""
+        if self.unsaid_losses:
+            (episode, why), number = self.unsaid_losses[0], len(self.unsaid_losses)
+            self.unsaid_losses.clear()
+            text = f"no reply to {counted(number, 'row')}, such as {episode} ({why[:REASON_SAID_CHARS]})"
+            self.progress.message(f"{text}: retired everywhere, then started again", event="collector.lost")
 
     def settled(self, episode: EpisodeId) -> None:
         """The episode's `/run` is over, one way or another."""

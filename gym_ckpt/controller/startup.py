@@ -26,6 +26,7 @@ from gym_ckpt.storage import layout
 from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
 from gym_ckpt.storage.ownership import RunName, claim_directory, claim_output, claim_run, is_new
 from gym_ckpt.storage.pruning import forget_all
+from gym_ckpt.words import counted
 
 Say = Callable[[str], None]
 
@@ -80,7 +81,7 @@ def run_name(settings: CollectSettings, read: Input) -> RunName:
         "collect.output": settings.output,
         "collect.input": settings.input,
         "collect.repeats": str(settings.repeats),
-        "its content": f"{len(read.tasks)} rollouts, SHA-256 {read.digest[:16]}",
+        "its content": f"{counted(len(read.tasks), 'rollout')}, SHA-256 {read.digest[:16]}",
     }
     return RunName(hashlib.sha256(f"{read.digest} {settings.output}".encode()).hexdigest(), about)
 

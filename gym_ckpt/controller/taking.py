@@ -25,6 +25,7 @@ from gym_ckpt.storage.files import make_dirs, reason
 from gym_ckpt.storage.pruning import prune
 from gym_ckpt.storage.publication import latest, publish, sync_pointer
 from gym_ckpt.types import EpisodeId, keys
+from gym_ckpt.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Missed(Exception):
 
 
 class Taking:
-    """How this run takes a checkpoint. `run`: fingerprint of input and output. `previous`: the checkpoint in force."""
+    """How this run takes a checkpoint. `run`: fingerprint of input and output. `previous`: the checkpoint in force;
+    `taken`: those published by this run, in order."""
 
     def __init__(
         self, shared: Shared, coordination: Coordination, run_dir: str, run: str, previous: str | None
@@ -67,6 +69,7 @@ class Taking:
         self._run_dir = run_dir
         self._run = run
         self._begun = 0
+        self.taken: list[Taken] = []
         self.previous = previous
 
     async def take(self, budget_s: float, prepare_s: float) -> Taken:
@@ -101,7 +104,7 @@ class Taking:
         async with self._coordination.prepared(
             attempt.checkpoint_id,
             deadline - anyio.current_time(),
-            abandoned=lambda: interrupts.killed,  # a second signal: stop at once, nobody is left to resume for
+            abandoned=lambda: interrupts.cut_short,  # stop at once, nobody is left to resume for
             prepare_s=prepare_s,
         ) as prepared:
             attempt.prepared_s = anyio.current_time() - attempt.began
@@ -166,6 +169,7 @@ class Taking:
 
     def _published(self, taken: Taken, attempt: _Attempt, certain: bool) -> None:
         attempt.published.append(taken)
+        self.taken.append(taken)
         self.previous = taken.checkpoint_id
         self._shared.ports.tracer.emit(
             "collector.published",
@@ -177,8 +181,10 @@ class Taking:
             commit_s=round(attempt.committed_s, 6),
         )
         over = f", {len(taken.restarted)} in flight that a crash would start over" if taken.restarted else ""
+        times = f"prepared in {attempt.prepared_s:.2f} s, committed in {attempt.committed_s:.2f} s"
         self._shared.progress.message(
-            f"checkpoint {taken.checkpoint_id} published, rows in it: {len(taken.continued)}{over}"
+            f"checkpoint {taken.checkpoint_id} published, {counted(len(taken.continued), 'row')} in it{over} ({times})",
+            event="collector.published",
         )
 
     async def _publish(self, checkpoint_id: str, collection: dict[str, Any]) -> bool:

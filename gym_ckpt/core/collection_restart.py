@@ -91,12 +91,14 @@ class Restart:
     """How a run begins. `rows`: all, in input order, for the collection to own.
 
     `to_restore`: the checkpointed attempts (N) to continue. `survivors`: attempts of dead runs that are retired
-    everywhere before their rows start again. Both sorted.
+    everywhere before their rows start again. Both sorted. `over`: rollouts that an earlier run had begun and this one
+    starts from input.
     """
 
     rows: tuple[Row, ...]
     to_restore: tuple[EpisodeId, ...]
     survivors: tuple[EpisodeId, ...]
+    over: tuple[str, ...]
 
 
 def plan_restart(
@@ -136,4 +138,5 @@ def plan_restart(
             row.attempt = last + 1
         rows.append(row)
     survivors = sorted(row.episode for row in rows if row.state is RowState.RETIRING)
-    return Restart(tuple(rows), tuple(sorted(to_restore)), tuple(survivors))
+    begun = [row for row in rows if row.state is RowState.RETIRING or (row.state is RowState.WAITING and row.attempt)]
+    return Restart(tuple(rows), tuple(sorted(to_restore)), tuple(survivors), tuple(row.rollout_id for row in begun))

@@ -22,6 +22,7 @@ from gym_ckpt.storage.layout import parent_of, temporary
 from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.storage.manifest import damaged
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 
 T = TypeVar("T")
 Pick = Callable[[dict[str, Any]], T | None]
@@ -188,7 +189,7 @@ class _Scan:
 
     def repair(self) -> str | None:
         if self.torn_bytes:
-            return f"{self._path}: cut off {self.torn_bytes} bytes that a crash had left torn"
+            return f"{self._path}: cut off {counted(self.torn_bytes, 'byte')} that a crash had left torn"
         return f"{self._path}: completed its last line" if self.newline_missing else None
 
     def rows(self, fs: FileSystem, pick: Pick[T]) -> Iterator[T]:

@@ -2,6 +2,7 @@
 
     <run_dir>/run.json                 whose directory this is
     <run_dir>/collector.pid            lock and pid of the one live collector (INV-95)
+    <run_dir>/serve.pid                pid of the `gym-ckpt serve` that runs, for people; nothing reads it
     <run_dir>/dispatched.jsonl         the dispatch log
     <run_dir>/LATEST                   the pointer, and which checkpoints it ever named
     <run_dir>/checkpoints/<checkpoint_id>/collection.json
@@ -111,6 +112,10 @@ def output_lock(output: str) -> str:
 
 def collector_pid(run_dir: str) -> str:
     return join(run_dir, "collector.pid")
+
+
+def serve_pid(run_dir: str) -> str:
+    return join(run_dir, "serve.pid")
 
 
 def run_file(run_dir: str) -> str:

@@ -19,7 +19,7 @@ from gym_ckpt.types import Kind, check_checkpoint_id
 from gym_ckpt.wire import json
 
 SCHEMA_VERSION = 1
-MEND = "restore an older checkpoint"
+MEND = "put it back from a copy"
 
 
 class ManifestHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ def read(fs: FileSystem, directory: str) -> Manifest | None:
             raise damaged(
                 path,
                 f"schema version {value.get('schema_version')!r:.40} is not {SCHEMA_VERSION}",
-                f"use the release that wrote it, or {MEND}",
+                "use the release that wrote it",
             )
         manifest = msgspec.convert(value, Manifest, strict=True)
     except (ValueError, msgspec.ValidationError) as error:

@@ -1,7 +1,7 @@
 """A run directory has one live collector, and belongs to one run (INV-95).
 
 Liveness is a lock that ends with its process, never an age, a pid or a clock; the pid in the file is for people. The
-run is named by `run.json`, made once. It must not know what a run is.
+run is named by `run.json`, made once; should that be lost, by the checkpoints. It must not know what a run is.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_ckpt.errors import ConfigError
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import FileSystem, Job, Lock
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace
+from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file
 from gym_ckpt.wire import json
 
 
@@ -129,12 +130,11 @@ def is_new(run_dir: str, run: RunName) -> Job[bool]:
 
 
 def _claim_run(fs: FileSystem, run_dir: str, run: RunName, attempt_token: str) -> Steps[bool]:
-    if _is_new(fs, run_dir, run):
-        if fs.exists(layout.latest(run_dir)) or fs.exists(layout.checkpoints_dir(run_dir)):
-            raise ConfigError(f"{run_dir} holds checkpoints of an unknown run: choose another checkpoint_dir")
+    fresh = _is_new(fs, run_dir, run)
+    if fresh or not fs.exists(layout.run_file(run_dir)):
         data = json.dumps({"run_id": run.run_id, "about": dict(run.about)}) + b"\n"
         yield from replace(fs, layout.run_file(run_dir), data, attempt_token)
-        return True
+        return fresh
     yield "claim.sync_dir"
     fs.fsync_dir(run_dir)
     return False
@@ -145,7 +145,7 @@ def _is_new(fs: FileSystem, run_dir: str, run: RunName) -> bool:
     try:
         value: Any = json.loads(read_bounded(fs, path, MANIFEST_MAX_BYTES))
     except FileNotFoundError:
-        return True
+        return not _has_begun(fs, run_dir, run)
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): choose another checkpoint_dir") from None
     if not isinstance(value, dict) or not isinstance(value.get("run_id"), str):
@@ -156,6 +156,27 @@ def _is_new(fs: FileSystem, run_dir: str, run: RunName) -> bool:
             "another checkpoint_dir"
         )
     return False
+
+
+def _has_begun(fs: FileSystem, run_dir: str, run: RunName) -> bool:
+    """Whether a directory without `run.json` is this run's all the same: nothing else is made before that file, and
+    every checkpoint says whose it is."""
+    left = (layout.latest(run_dir), layout.checkpoints_dir(run_dir), layout.dispatched(run_dir))
+    if not any(fs.exists(path) for path in left):
+        return False
+    owners = set()
+    for checkpoint_id in checkpoint_names(fs, run_dir):
+        try:
+            owners.add(read_collection_file(fs, run_dir, checkpoint_id).get("run"))
+        except InvalidCheckpointState:
+            continue
+    if owners != {run.run_id}:
+        whose = "its checkpoints are not all of this run" if owners else "no checkpoint in it says whose it is"
+        raise ConfigError(
+            f"{layout.run_file(run_dir)} is missing, and {whose}: put that file back, or choose another checkpoint_dir "
+            "and another output"
+        )
+    return True
 
 
 def _difference(theirs: Any, run: RunName) -> str:

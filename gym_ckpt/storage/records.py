@@ -24,6 +24,7 @@ from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.storage.manifest import MEND, Manifest, ManifestHead, damaged
 from gym_ckpt.types import Kind
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 
 __all__ = [
     "AbortFlag",
@@ -250,7 +251,7 @@ def verified_records(fs: FileSystem, directory: str, named: Manifest) -> Iterato
     if digest.hexdigest() != named.records_sha256:
         raise damaged(path, "its bytes do not match the digest in the manifest")
     if count != named.record_count:
-        raise damaged(path, f"it holds {count} records and the manifest says {named.record_count}")
+        raise damaged(path, f"it holds {counted(count, 'record')} and the manifest says {named.record_count}")
 
 
 def _expected(fs: FileSystem, checkpoint_dir: str, kind: Kind, instance: str, checkpoint_id: str | None) -> Manifest:

@@ -12,6 +12,7 @@ from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.invariants import unchanged
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.pointer import Pointer, read_pointer
+from gym_ckpt.words import counted
 from sim.disk import SimFileSystem
 from sim.oracle.files import Picture, Tree, incomplete
 from sim.oracle.findings import Check, Findings, Handler
@@ -133,7 +134,9 @@ class RunDirectory(Check):
         suffix = "/" + layout.COLLECTION
         there = [path for path in live if path.endswith(suffix)]
         wanted = len(self._held)
-        self.look(51, None if len(there) == wanted else f"{len(there)} published checkpoints are there, not {wanted}")
+        self.look(
+            51, None if len(there) == wanted else f"{counted(len(there), 'published checkpoint')} there, not {wanted}"
+        )
 
 
 class Written(Check):

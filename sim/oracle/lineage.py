@@ -17,6 +17,7 @@ from gym_ckpt.storage.tokens import StagedDamaged, StagedMissing, get
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import StagedCall, cumulative_hash
+from gym_ckpt.words import counted
 from sim.disk import SimFileSystem
 from sim.oracle.files import Picture, read
 from sim.oracle.findings import Check, Findings, Handler, episodes
@@ -101,7 +102,9 @@ class Lineages(Check):
         for name in sorted(self._models):
             left = self._disk.tree(f"{self._shelf.directory}/tokens/staged/{name}")
             wrong = len(left) > self._undropped[name]
-            self.look(5, f"{len(left)} staged calls have no row, such as {min(left)}" if wrong else None, name)
+            self.look(
+                5, f"without a row: {counted(len(left), 'staged call')}, such as {min(left)}" if wrong else None, name
+            )
 
     def _output(self, picture: Picture, at: EpisodeId, calls: list[dict[str, Any]]) -> None:
         try:

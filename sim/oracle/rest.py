@@ -9,6 +9,7 @@ from gym_ckpt.invariants import at_rest
 from gym_ckpt.ports import Ports
 from gym_ckpt.storage import layout
 from gym_ckpt.wire.messages import Status
+from gym_ckpt.words import counted
 from sim.cluster import RUN_DIR, Cluster
 from sim.oracle.disk import participants
 from sim.oracle.findings import Findings
@@ -71,7 +72,7 @@ class Rest:
             wrong += [layout.join(directory, name) for name in orphans]
         roots = {path.partition(f"/{layout.GYM}/")[0] for path in tree if f"/{layout.GYM}/" in path}
         wrong += [root for root in sorted(roots) if layout.collection(root) not in tree]
-        self._findings.look(5, f"{len(wrong)} files are left over, such as {wrong[0]}" if wrong else None)
+        self._findings.look(5, f"left over: {counted(len(wrong), 'file')}, such as {wrong[0]}" if wrong else None)
 
 
 def _unrest(status: Status) -> str | None:

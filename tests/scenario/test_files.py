@@ -61,6 +61,7 @@ async def test_numbers_that_json_libraries_spoil_come_out_as_they_went_in(bench:
     assert outcome.exit_code == 0
     (line,) = [line for line in bench.output.read_bytes().splitlines() if b'"row-1"' in line]
     assert line.endswith(numbers[1:]), "digit for digit"
+    assert outcome.summary.figures is not None
     metrics = outcome.summary.figures.metrics
     assert (metrics["a"].high, metrics["reward"].not_finite, metrics["up"].mean) == (9007199254740993.0, 1, None)
     assert lossless.loads(line)["c"] == 2**64 + 1
@@ -82,4 +83,5 @@ async def test_a_huge_row_is_a_row(bench: Bench) -> None:
     huge = json.dumps({"reward": 1.0, "text": "x" * (8 * 1024 * 1024)}).encode()
     outcome = await bench.run(Saying({"row-1": huge}))
     assert outcome.exit_code == 0 and len(bench.written()) == 3
-    assert (await bench.run(gym_of(), resume_from_cache=True)).summary.figures.rows == 3
+    figures = (await bench.run(gym_of(), resume_from_cache=True)).summary.figures
+    assert figures is not None and figures.rows == 3

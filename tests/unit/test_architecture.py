@@ -7,12 +7,15 @@ written where. A rule that gets in the way is changed here, in its own commit, w
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from gym_ckpt.words import counted
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON_FOLDERS = ("gym_ckpt", "sim", "faults", "e2e", "benchmarks", "examples", "tests", "tools")
@@ -317,6 +320,36 @@ def test_no_file_names_a_registry_or_a_place_outside_the_repository() -> None:
         pytest.fail("\n".join(found), pytrace=False)
 
 
+COUNTED = (
+    "attempts|calls|checkpoints|effects|episodes|events|failures|faults|files|lineages|parts|plans|problems|processes|records|"
+    "rollouts|rows|seeds|servers|turns"
+)
+"""Nouns that a number stands before in texts for people."""
+COUNTED_IN = re.compile(rf" (?:(?:failed|ledger|model|source|tool) )?(?:{COUNTED})\b(?![/=])")
+
+
+def counts_by_hand(module: Module) -> Iterator[str]:
+    """A limit, in capitals, is known not to be one."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for number, text in itertools.pairwise(node.values):
+            if isinstance(number, ast.FormattedValue) and isinstance(text, ast.Constant):
+                value = ast.unparse(number.value)
+                found = COUNTED_IN.match(str(text.value))
+                if found and not value.isupper() and not value.startswith("counted("):
+                    yield module.at(node, f"{{{value}}}{found[0]} may be 1; use gym_ckpt.words.counted")
+
+
+def test_nouns_are_counted_in_one_place() -> None:
+    hold(counts_by_hand, modules("gym_ckpt", "sim", "faults", "tools", "examples"))
+
+
+def test_what_is_counted_is_one_or_many() -> None:
+    assert [counted(number, "row") for number in (0, 1, 2, 1204)] == ["0 rows", "1 row", "2 rows", "1,204 rows"]
+    assert [counted(number, "process", "processes") for number in (1, 8)] == ["1 process", "8 processes"]
+
+
 # -------------------------------------------------------------------------------------- the rules themselves
 
 
@@ -342,6 +375,8 @@ def test_no_file_names_a_registry_or_a_place_outside_the_repository() -> None:
         (is_long, "sim/a.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
         (is_long, "sim/a.py", "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX),
         (says_what_it_is, "gym_ckpt/a.py", "x = 1"),
+        (counts_by_hand, "gym_ckpt/a.py", "f'{len(rows)} rows are lost'"),
+        (counts_by_hand, "sim/a.py", "f'{n} failed plans'"),
     ],
 )
 def test_every_rule_sees_what_it_is_there_for(rule: Rule, path: str, text: str) -> None:
@@ -358,6 +393,7 @@ def test_every_rule_sees_what_it_is_there_for(rule: Rule, path: str, text: str) 
         (shares_mutable_state, "gym_ckpt/a.py", "T: Final = {'a': 1}\nU = (1,)\n__all__ = ['f']\ndef f():\n    x = []"),
         (is_long, "sim/a.py", f'"""A table. {EXPLANATION} it lists all."""\n' + "x = 1\n" * FILE_LINES_MAX),
         (says_what_it_is, "gym_ckpt/a.py", ""),
+        (counts_by_hand, "gym_ckpt/a.py", "f'{rate} rows/s, at most {ROWS_MAX} rows, {counted(n, noun)} of {name}'"),
     ],
 )
 def test_no_rule_sees_more_than_that(rule: Rule, path: str, text: str) -> None:

@@ -129,7 +129,8 @@ def test_every_event_of_the_log_is_documented() -> None:
 
 def test_every_file_of_a_run_directory_is_documented() -> None:
     named = " ".join(row[0] + row[1] for row in rows(section(text_of("operations"), "## Files of a run directory")))
-    for path in (layout.latest("."), layout.run_file("."), layout.collector_pid("."), layout.dispatched(".")):
+    files = (layout.latest, layout.run_file, layout.collector_pid, layout.serve_pid, layout.dispatched)
+    for path in (file(".") for file in files):
         assert f"`{Path(path).name}`" in named
     assert layout.output_lock("`…") + "`" in named
     for name in (layout.COLLECTION, layout.MANIFEST, layout.CHECKPOINTS, layout.GYM):

@@ -96,6 +96,22 @@ async def test_what_outlasts_the_drain_is_cut_off() -> None:
     assert app.in_flight == 0, "its handler was cancelled and waited for"
 
 
+async def test_what_has_not_begun_to_answer_is_cut_off_without_one() -> None:
+    """A 500 would be an answer, of a handler that never made it."""
+    app = Application()
+    async with serving(app, server=UvicornServer(drain_s=0.1)) as (url, stop), HttpxClient() as client:
+
+        async def call() -> None:
+            with pytest.raises(PeerLost):
+                await client.request("POST", f"{url}/hold", body=b"held")
+
+        with anyio.fail_after(STARTED_S):
+            async with anyio.create_task_group() as group:
+                group.start_soon(call)
+                await app.seen.wait()
+                stop.cancel()
+
+
 async def test_a_server_cancelled_before_it_listens_says_nothing_and_frees_the_port() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with anyio.CancelScope() as scope:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from gym_ckpt.adapters.host import free_ports
+from gym_ckpt.cli.endings import INTERRUPTED
 from gym_ckpt.cli.main import run
+from gym_ckpt.controller.outcome import INTERRUPTED_STATUS, RESUME
 from gym_ckpt.wire import json
 
 SERVERS = {
@@ -40,14 +43,41 @@ def test_servers_that_are_down_are_named_while_they_are_waited_for_and_at_the_en
     script = f"{SOON}; from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}, '--json'])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 1
-    assert re.search(r"^waiting for (agent, environment, policy, tools|.*agent.*), up to ", ended.stderr, re.MULTILINE)
+    waited = r"^waiting for .*\(GET .*\), up to \d+ s more; if they do not run, gym-ckpt serve CONFIG starts them$"
+    assert re.search(waited, ended.stderr, re.MULTILINE)
     said = json.loads(ended.stdout.encode())
     assert (said["exit_code"], said["complete"], said["began"]) == (1, False, False)
-    assert "cannot be asked for its status" in said["message"]
+    assert said["message"].startswith("no status from agent, environment, policy, tools (GET ")
+    assert said["message"].endswith("gym-ckpt serve CONFIG starts them") and said["figures"] is None
     (last,) = [line for line in ended.stderr.splitlines() if " collector.exit {" in line]
     assert json.loads(b"{" + last.partition(" {")[2].encode()) == {"status": 1, "message": said["message"]}
     assert ended.stderr.endswith(f"gym-ckpt: {said['message']}\n")
     assert not (config.parent / "run" / "run.json").exists() and not (config.parent / "out.jsonl").exists()
+
+
+def test_without_json_an_end_is_one_line_wherever_one_looks(config: Path) -> None:
+    """On standard output and on standard error; where both are one place, once. No event stands beside its words."""
+    argv = [sys.executable, "-c", f"{SOON}; from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}])"]
+    apart = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    together = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60
+    )
+    assert apart.returncode == together.returncode == 1
+    assert apart.stdout.startswith("no status from ") and apart.stdout.count("\n") == 1
+    for said in (apart.stderr, together.stdout):
+        assert said.count("no status from ") == 1 and said.splitlines()[-1].startswith("gym-ckpt: no status from ")
+        assert "INFO gym_ckpt" not in said
+
+
+def test_ctrl_c_before_anything_began_is_said_like_any_end(config: Path) -> None:
+    argv = [sys.executable, "-m", "gym_ckpt", "collect", str(config)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None and waiting.stderr is not None
+        assert waiting.stderr.readline().startswith("waiting for ")
+        waiting.send_signal(signal.SIGINT)
+        said = waiting.stdout.read()
+        assert said == f"interrupted before any row was sent, there is no checkpoint; {RESUME}\n"
+        assert waiting.stderr.read() == said and waiting.wait() == INTERRUPTED_STATUS == INTERRUPTED
 
 
 @pytest.mark.parametrize("words", [[], ["--resume"]])

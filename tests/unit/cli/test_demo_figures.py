@@ -113,12 +113,12 @@ def test_the_verdict_names_what_is_wrong() -> None:
     judge(good, same, [], [row(1, 1)])
     assert good.ok and good.reasons == []
     for changes, lost, continued, words in (
-        ({"tool_effects_seen": 1}, [], [], "tool effects"),
+        ({"tool_effects_seen": 1}, [], [], "tool effect"),
         ({"model_calls_repeated": 2}, [], [], "made again"),
         ({"rows_continued": 0}, [], [], "continued no row"),
-        ({"ledger_rows_expected": 2, "ledger_rows_verified": 1}, [], [], "1 of 2 ledger rows verify"),
+        ({"ledger_rows_expected": 2, "ledger_rows_verified": 1}, [], [], "verified: 1 of 2 ledger rows"),
         ({}, ["r1.c0.1"], [], "r1.c0.1"),
-        ({}, [], [row(1)], "were not continued: r1"),
+        ({}, [], [row(1)], "not continued: 1 row, r1"),
     ):
         bad = figures(**changes)
         judge(bad, same, lost, continued)

@@ -105,7 +105,7 @@ def test_an_episode_by_rollout_or_by_capture_key(run_dir: Path) -> None:
 
 def test_the_text_for_people_names_everything(run_dir: Path) -> None:
     text, _ = inspect_directory(str(run_dir), verify=True, episode=None, as_json=False)
-    for words in ("c2  latest", "c1  published", "c3  partial", "policy", "1 rows continued", "every byte is right"):
+    for words in ("c2  latest", "c1  published", "c3  partial", "policy", "1 row continued", "every byte is right"):
         assert words in text
     text, _ = inspect_directory(str(run_dir), verify=False, episode="r2", as_json=False)
     assert 'words: "r2"' in text

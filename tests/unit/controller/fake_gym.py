@@ -296,7 +296,7 @@ class Recorder:
 
     def update(self, counts: Any) -> None: ...
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, event: str = "") -> None:
         self.lines.append(text)
 
     def stop(self) -> None: ...

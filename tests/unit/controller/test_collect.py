@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gym_ckpt.controller.outcome import lines_of
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import Bench, gym_of, slow_gym
 from tests.unit.controller.fake_gym import broken, not_ready
@@ -26,9 +27,10 @@ async def test_every_row_is_written_once(bench: Bench) -> None:
     outcome = await bench.run(gym_of(), concurrency=2)
     assert outcome.exit_code == 0, outcome.message
     bench.check_whole()
-    assert outcome.summary.figures.rows == bench.rows
-    assert outcome.summary.figures.metrics["reward"].mean == 2.5
-    assert outcome.summary.figures.metrics["nan"].not_finite == bench.rows
+    figures = outcome.summary.figures
+    assert figures is not None and figures.rows == bench.rows
+    assert figures.metrics["reward"].mean == 2.5
+    assert figures.metrics["nan"].not_finite == bench.rows
     assert sorted(fields["episode"] for fields in bench.recorder.named("collector.row")) == sorted(
         f"row-{n}" for n in range(bench.rows)
     )
@@ -277,6 +279,66 @@ async def test_a_second_sigterm_stops_at_once_without_a_checkpoint(bench: Bench)
 
     outcome = await bench.with_signals(gym, script, one_sigterm_s=0.0)
     assert outcome.exit_code == 143 and not (bench.directory / "LATEST").exists()
+
+
+async def test_a_second_sigterm_after_the_stops_own_checkpoint_names_it_and_says_what_the_run_did(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    def again() -> None:
+        bench.signals.send("SIGTERM")
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGTERM")
+        await bench.until_published(1)
+        bench.signals.send("SIGTERM")
+        await bench.until(lambda: False)
+
+    bench.recorder.at = {"collector.published": again}
+    async with anyio.create_task_group() as beside:
+        beside.start_soon(script)
+        outcome = await bench.run(gym, one_sigterm_s=0.0)
+        beside.cancel_scope.cancel()
+    assert outcome.exit_code == 143 and "without a checkpoint" not in outcome.message
+    assert f"0 of 6 rows finished, checkpoint {bench.published()} is in force" in outcome.message
+    summary = outcome.summary
+    assert summary.began and summary.figures is not None
+    assert lines_of(summary) == [f"1 checkpoint published, the last is {bench.published()}"]
+
+
+async def test_ctrl_c_says_what_is_in_force_and_how_to_go_on(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+        await bench.until(lambda: not gym.closed)
+        bench.signals.send("SIGINT")
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 130 and outcome.message.startswith("interrupted: 0 of 6 rows finished")
+    assert f"checkpoint {bench.published()} is in force; to go on" in outcome.message
+    assert outcome.summary.counts is not None and outcome.summary.counts.rows == bench.rows
+    assert (await bench.run(gym_of(), resume_from_cache=True)).summary.continued == bench.rows
+
+
+async def test_rows_lost_with_their_servers_are_named_once_and_a_stop_does_not_say_that_none_was_in_flight(
+    bench: Bench,
+) -> None:
+    gym = gym_of()
+    gym.failing = {f"row-{n}": ["lose"] for n in range(bench.rows)}
+    gym.faults["retire"] = [broken("env is gone")] * 1000
+
+    async def script() -> None:
+        await bench.until(lambda: any("retiring lost rows has to wait" in line for line in bench.recorder.lines))
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 0 and "stopped (6 rows lost with the servers that ran them)" in outcome.message
+    lines = bench.recorder.lines
+    assert 1 <= sum(line.startswith("no reply to ") and "(PeerLost: reset)" in line for line in lines) < bench.rows
+    assert any("env is gone; if servers are gone, start them again (gym-ckpt serve" in line for line in lines)
 
 
 async def test_two_sigterms_of_one_cause_are_one(bench: Bench) -> None:

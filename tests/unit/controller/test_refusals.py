@@ -23,7 +23,7 @@ async def test_a_directory_of_another_run_is_refused_and_untouched(bench: Bench)
     before = bench.output.read_bytes()
     (bench.folder / "in.jsonl").write_text('{"id": "other", "task": {"n": 1}}\n')
     for resume in (False, True):
-        with pytest.raises(ConfigError, match=r"run \(its content was 6 rollouts, SHA-256 .* and is 1 rollouts"):
+        with pytest.raises(ConfigError, match=r"run \(its content was 6 rollouts, SHA-256 .* and is 1 rollout, "):
             await bench.run(gym_of(), resume_from_cache=resume)
     assert bench.output.read_bytes() == before
 

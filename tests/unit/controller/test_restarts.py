@@ -119,6 +119,69 @@ async def test_a_damaged_newest_checkpoint_falls_back_and_says_so(bench: Bench) 
     bench.check_whole()
 
 
+@pytest.mark.parametrize("whole", [1, 0], ids=["one is left", "none is left"])
+async def test_each_damaged_checkpoint_is_named_once_and_so_is_the_one_that_is_used(bench: Bench, whole: int) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def three() -> None:
+        await gym.busy.wait()
+        for count in (1, 2, 3):
+            bench.signals.send("SIGUSR1")
+            await bench.until_published(count)
+
+    await bench.crash(gym, three, keep_checkpoints=3)
+    ids = [event["checkpoint_id"] for event in bench.recorder.named("collector.published")]
+    for checkpoint_id in ids[whole:]:
+        (bench.directory / "checkpoints" / checkpoint_id / "collection.json").write_text("{")
+    if whole:
+        outcome = await bench.run(gym_of(), resume_from_cache=True)
+        assert outcome.summary.continued == bench.rows
+        said = "\n".join(bench.recorder.lines)
+        assert f"checkpoint {ids[0]} is whole, and used instead" in said
+    else:
+        with pytest.raises(InvalidCheckpointState) as refused:
+            await bench.run(gym_of(), resume_from_cache=True)
+        said = "\n".join([*bench.recorder.lines, str(refused.value)])
+        assert "older checkpoint" not in said and "start_over" in said
+    for checkpoint_id in ids[whole:]:
+        assert said.count(f"checkpoint {checkpoint_id} cannot be used") == 1
+    assert said.count("trying the one before") == len(ids) - 1
+
+
+async def test_figures_of_rows_that_start_over_add_up(bench: Bench) -> None:
+    """Three of a checkpoint that is not restored, three that were in none; and a stop while some of them still wait."""
+    gym = await slow_gym(3)
+    gym.restarts = frozenset(EpisodeId(f"row-{n}") for n in range(3, 6))
+
+    async def one() -> None:
+        await bench.until(lambda: len(gym.done) == bench.rows)
+        bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+
+    await bench.crash(gym, one)
+    gym = await slow_gym(2)
+    gym.serving = True
+
+    async def stop() -> None:
+        await bench.until(lambda: len(gym.done) == 2)
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, stop, resume_from_cache=True, concurrency=2)
+    assert "6 rows: 0 finished before, 0 restored, 6 from input again, 0 failed" in bench.recorder.lines
+    assert any("3 rows of it from input again" in line for line in bench.recorder.lines)
+    counts = outcome.summary.counts
+    assert counts is not None and (counts.in_flight, counts.waiting, outcome.summary.restarted) == (2, 4, 2)
+
+
+async def test_a_lost_run_file_does_not_cost_the_run(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    bench.output.touch()
+    (bench.directory / "run.json").unlink()
+    assert (await bench.run(gym_of(steps=1), resume_from_cache=True)).summary.continued == bench.rows
+    bench.check_whole()
+    assert (bench.directory / "run.json").exists()
+
+
 async def test_with_no_valid_checkpoint_it_refuses_to_start_over_unless_told(bench: Bench) -> None:
     await stop_in_the_middle(bench)
     (bench.directory / "checkpoints" / bench.published() / "collection.json").write_text("{")

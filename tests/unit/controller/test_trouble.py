@@ -136,7 +136,8 @@ async def test_the_summary_is_the_same_whether_or_not_the_run_was_interrupted(be
     interrupted = await bench.run(gym_of(steps=1), resume_from_cache=True)
     (tmp_path / "calm").mkdir()
     calm = await Bench(tmp_path / "calm").run(gym_of(steps=1))
-    assert interrupted.summary.figures == calm.summary.figures and calm.summary.figures.rows == bench.rows
+    assert calm.summary.figures is not None and calm.summary.figures.rows == bench.rows
+    assert interrupted.summary.figures == calm.summary.figures
     lines = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
     assert len({line["run_id"] for line in lines if "run_id" in line}) == 2, "each process is a run of its own"
 

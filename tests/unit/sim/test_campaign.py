@@ -187,7 +187,7 @@ def test_old_failures_come_first_until_the_code_passes_them(quick: Callable[[Fak
     summary = campaign(range(30), "default", jobs=1, history=history, progress=watch)
     assert summary.figures.old == 2 and summary.figures.seeds == 32 and summary.still_failing == 0
     assert order[0] >= 1, "what comes back first is an old failure"
-    assert "old failures tried first: 2, of which 2 pass now" in summary.words()
+    assert "old failures tried first: 2, now passing: 2" in summary.words()
     assert history.old_failures("default") == []
     assert [(each.seed, each.invariant) for each in history.failures()] == [(71, "RUN-x"), (70, "RUN-x")]
     assert all(each.mended is not None for each in history.failures())
@@ -253,7 +253,7 @@ def test_the_progress_line_says_how_far_and_what_was_found() -> None:
     figures.rare.update(["restored"])
     text = progress_text(figures, 10.0, None, 60.0)
     assert text == f"50 seeds, 5.0 worlds/s, 0 faults, 1/{len(RARE)} rare states, 3 twice, 50 s left, 1 failing"
-    assert progress_text(figures, 10.0, 200, None).startswith("50/200 seeds, ")
+    assert progress_text(figures, 10.0, 200, None).startswith("50 of 200 seeds, ")
 
 
 def test_one_failure_of_each_kind_is_shrunk_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +284,12 @@ def test_failing_plans_are_listed_with_the_commits_that_failed_and_passed_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: Callable[[Fake], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "0 plans have failed" in click.testing.CliRunner().invoke(cli.failures).stdout
+    assert "failed so far: 0 plans" in click.testing.CliRunner().invoke(cli.failures).stdout
     with History() as history:
         history.begin("default", 1)
         history.record([broken(70)])
         told = click.testing.CliRunner().invoke(cli.failures).stdout
-        assert "1 plans have failed, 1 of them fail still" in told and "RUN-x" in told
+        assert "failed so far: 1 plan, still failing: 1" in told and "RUN-x" in told
         quick(lambda _: None)
         campaign(range(2), "default", jobs=1, history=history)
     (row,) = json.loads(click.testing.CliRunner().invoke(cli.failures, ["--json"]).stdout_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from gym_ckpt.ports import FileSystem, Job
@@ -96,11 +96,11 @@ def commit(
     return run(disk.view(instance), job, between=between)
 
 
-def checkpoint(disk: SimFileSystem, checkpoint_id: str, tokens: Tokens) -> int:
+def checkpoint(disk: SimFileSystem, checkpoint_id: str, tokens: Tokens, about: Mapping[str, str] | None = None) -> int:
     """Commit every participant and publish."""
     for kind, instance in PARTICIPANTS:
         commit(disk, checkpoint_id, kind, instance, tokens())
-    return run(disk.view(CONTROLLER), publish(RUN, checkpoint_id, {"rows": [checkpoint_id]}, tokens()))
+    return run(disk.view(CONTROLLER), publish(RUN, checkpoint_id, {"rows": [checkpoint_id], **(about or {})}, tokens()))
 
 
 def assert_sound(disk: SimFileSystem, checkpoint_id: str) -> None:

@@ -56,7 +56,24 @@ def test_another_runs_directory_is_refused_and_its_lock_left_free(disk: SimFileS
 def test_checkpoints_of_an_unknown_run_are_not_taken_over(disk: SimFileSystem) -> None:
     disk.make_dirs(RUN)
     checkpoint(disk, "c1", Tokens())
-    with pytest.raises(ConfigError, match="unknown run"):
+    with pytest.raises(ConfigError, match=r"run\.json is missing, and its checkpoints are not all of this run"):
+        take(disk, "a")
+
+
+def test_a_lost_run_file_is_written_anew_where_the_checkpoints_say_whose_they_are(disk: SimFileSystem) -> None:
+    take(disk, "a").lock.release()
+    checkpoint(disk, "c1", Tokens(), {"run": "evaluation-1"})
+    disk.view("x").unlink(layout.run_file(RUN))
+    with pytest.raises(ConfigError, match=r"run\.json is missing"):
+        take(disk, "b", "evaluation-2")
+    assert not take(disk, "a").fresh
+    assert layout.run_file(RUN) in disk.tree(RUN)
+
+
+def test_without_a_checkpoint_nothing_says_whose_directory_it_was(disk: SimFileSystem) -> None:
+    take(disk, "a").lock.release()
+    disk.view("x").unlink(layout.run_file(RUN))
+    with pytest.raises(ConfigError, match="no checkpoint in it says whose it is: put that file back"):
         take(disk, "a")
 
 

@@ -188,7 +188,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_what_is_missing_or_anothers_is_named_with_its_mend(disk: SimFileSystem) -> None:
-    with pytest.raises(InvalidCheckpointState, match=r"manifest\.json: is missing.*restore an older checkpoint"):
+    with pytest.raises(InvalidCheckpointState, match=r"manifest\.json: is missing.*put it back from a copy"):
         read(disk)
     manifest = write(disk)
     for kind, instance, checkpoint_id in ((Kind.AGENT, "policy", "c1"), (Kind.MODEL, "other", "c1")):
