@@ -221,5 +221,5 @@ async def until(world: World, met: Waiting, limit_s: float, step_s: float = 0.25
     while not met():
         if world.now >= end:
             return False
-        await anyio.sleep(step_s)
+        await world.sleep(step_s)
     return True

@@ -19,7 +19,7 @@ import gc
 import inspect
 import math
 import types
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
@@ -44,6 +44,8 @@ TURNS_PER_LOOK = 64
 COLLECT_TURNS = 8_000
 """Turns of the scheduler after which a long run collects garbage: each life of a node leaves cycles of some 30 kB."""
 _TASKS_NAMED = 20
+_NO_INSTRUMENTS: Mapping[str, object] = {}
+"""Asked several times per turn whether it holds a hook: a mapping of its own class takes as long as a lock does."""
 
 
 class Policy(Protocol):
@@ -326,6 +328,7 @@ def run_deterministic(
 async def _root(async_fn: Callable[[], Awaitable[T]], clock: VirtualClock, reaper: Reaper) -> T:
     """Runs `async_fn` in a child and waits where a stall can reach it, however the child is shielded."""
     root = trio.lowlevel.current_task()
+    _run.GLOBAL_RUN_CONTEXT.runner.instruments = cast("Any", _NO_INSTRUMENTS)
     result: list[outcome.Outcome[T]] = []
     waiting = True
 

@@ -176,9 +176,14 @@ async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> li
         except GymCkptError as error:
             failures[index] = error
 
-    async with Tasks() as tasks:
-        for index, item in enumerate(items):
-            tasks.start_soon(run, index, item)
+    last = len(items) - 1
+    if last > 0:
+        async with Tasks() as tasks:
+            for index in range(last):
+                tasks.start_soon(run, index, items[index])
+            await run(last, items[last])  # one is done here: a task costs more than what most of them do
+    elif not last:
+        await run(0, items[0])
     if failures:
         raise failures[min(failures)]
     return [results[index] for index in range(len(items))]

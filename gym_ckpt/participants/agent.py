@@ -186,7 +186,7 @@ class AgentParticipant(Participant):
             session.run = Outcome()
             self._tasks.start_soon(self._run, session, session.run)
         run = session.run
-        return answer(await request.while_connected(lambda: run.get(math.inf, "the session")))
+        return answer(await request.result_of(run))
 
     # One session at work.
 

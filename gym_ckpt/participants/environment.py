@@ -142,7 +142,7 @@ class EnvironmentParticipant(Participant):
         outcome: Outcome[RunReply] = Outcome()
         self._asked.add(episode)
         self._tasks.start_soon(self._drive, episode, body.task, request.run, outcome)
-        return answer(await request.while_connected(lambda: outcome.get(math.inf, "the episode")))
+        return answer(await request.result_of(outcome))
 
     async def _drive(
         self, episode: EpisodeId, task: dict[str, Any], run: str | None, outcome: Outcome[RunReply]

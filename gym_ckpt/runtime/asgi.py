@@ -19,6 +19,7 @@ from gym_ckpt.errors import InvalidRequest, InvalidRolloutId, ProtocolError, Rol
 from gym_ckpt.limits import DATA_BODY_MAX_BYTES
 from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send
 from gym_ckpt.runtime.groups import Tasks
+from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import ROLLOUT_PREFIX, RUN_HEADER, decode, encode, error_reply
@@ -116,9 +117,20 @@ class Request:
             raise ClientGone
         return results[0]
 
-    async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
+    async def result_of(self, work: Outcome[T]) -> T:
+        """The result of work that goes on whoever waits for it; `ClientGone` once the caller has gone."""
+        result = await work.get_before(self._disconnect)
+        if result is None:
+            raise ClientGone
+        return result
+
+    async def _disconnect(self) -> None:
+        """Returns when the caller has gone. ASGI servers allow that it is cancelled: nothing else can still come."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+
+    async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
+        await self._disconnect()
         scope.cancel()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 import socket
 import sys
@@ -45,6 +46,29 @@ def test_what_is_written_comes_back(value: Any) -> None:
     data = dumps(value)
     assert same(loads(data), value)
     assert b"\n" not in data, "a record is one line"
+
+
+@given(VALUES, st.booleans())
+def test_values_have_one_spelling_whoever_writes_them(value: Any, sort_keys: bool) -> None:
+    """Two writers share the work, and digests are of bytes: which of them it was must not show."""
+    separators = (",", ":")
+    assert dumps(value, sort_keys=sort_keys) == (
+        json.dumps(value, ensure_ascii=False, separators=separators, sort_keys=sort_keys).encode()
+    )
+
+
+def test_every_character_has_one_spelling() -> None:
+    for first in [*range(0, 0xD800, 256), *range(0xE000, sys.maxunicode + 1, 256)]:
+        text = "".join(map(chr, range(first, first + 256)))
+        assert dumps(text) == json.dumps(text, ensure_ascii=False).encode()
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_what_others_write_is_read_as_the_standard_library_reads_it(
+    value: Any, ensure_ascii: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    assert same(loads(text.encode()), json.loads(text))
 
 
 @given(st.dictionaries(TEXT, VALUES, max_size=6))

@@ -178,6 +178,8 @@ def test_httpx_has_one_home(implementation: list[Module]) -> None:
 def writes_json_through_a_library(module: Module) -> Iterator[str]:
     """NaN must travel (INV-60s): httpx's `json=` and Starlette's JSONResponse raise on it, msgspec.json nulls it."""
     mend = "send bytes made by gym_ckpt.wire.json"
+    if module.path == "gym_ckpt/wire/json.py":  # the one way: it knows which values msgspec writes as they are
+        return
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
