@@ -294,8 +294,12 @@ class Injector:
         """See `sim.fates.Fates`."""
         if self.healed or not (self._any_disk or self._slow):
             return CALM_DISK
-        latency, failure, crash = CALM_DISK.latency_s + self._slowness(node), None, None
-        for fault in self._disk.due((node, step), (node, "")) if self._any_disk else ():
+        due = self._disk.due((node, step), (node, "")) if self._any_disk else ()
+        slow = self._slowness(node)
+        if not due and not slow:  # who is told that it is calm need not let time pass here
+            return CALM_DISK
+        latency, failure, crash = CALM_DISK.latency_s + slow, None, None
+        for fault in due:
             self.count(fault, node)
             match fault:
                 case faults.DiskError():

@@ -170,11 +170,10 @@ class Exchange:
     def _head_arrives(self, status: int, headers: tuple[tuple[str, str], ...]) -> None:
         if self.error is None and not self._left and not self.silent:
             self.status, self.headers = status, headers
-            if not self.whole:
-                if self.timer is not None:  # in a stream the time-out is for the headers only
-                    self.timer.cancel()
-                    self.timer = None
-                self.client_slot.wake()
+            if self.timer is not None:  # in a stream the time-out is for the headers only
+                self.timer.cancel()
+                self.timer = None
+            self.client_slot.wake()
 
     def _chunk_arrives(self, chunk: bytes, last: bool) -> None:
         if self.error is not None or self._left or self.silent:
@@ -241,10 +240,7 @@ class Exchange:
         """ASGI `send`."""
         epoch = self.dst
         assert epoch is not None
-        if message.get("more_body", False):
-            await epoch.checkpoint()
-        else:  # as with real sockets: what fits into the buffer waits for nothing
-            await epoch.fence()
+        await epoch.fence()  # no turn of the scheduler: as with real sockets, what fits the buffer waits for nothing
         while self._window > self._limit and not self.disconnected:
             await self._server_slot.wait()
             await epoch.fence()
@@ -277,7 +273,10 @@ class Exchange:
             if self.fate.status and status < 400:
                 self._replaced = True
                 status, headers = self.fate.status, (("content-type", "application/json"),)
-            self._call_client(self._head_arrives, status, headers)
+            if self.whole:  # who waits for all of it does not see when its head is there
+                self.status, self.headers = status, headers
+            else:
+                self._call_client(self._head_arrives, status, headers)
             if self.fate.keep_alives and streams:
                 self._keep_alive()
 

@@ -355,7 +355,7 @@ class _ReplyStream:
 
     async def __anext__(self) -> bytes:
         exchange = self._exchange
-        await self._epoch.checkpoint()
+        await self._epoch.fence()
         while not exchange.chunks:
             if exchange.error is not None:
                 raise exchange.error

@@ -20,7 +20,7 @@ TOKENS_PER_S = 130.0
 """So slow that a generation of few tokens lasts as long as one of hundreds elsewhere: time costs nothing here, and each
 token is written, hashed and read a dozen times. The longest (120 of text, some 40 of a tool call) must end within the
 shortest time that `faults.draw` gives a checkpoint: a stream that has begun cannot be cut, and would block each one."""
-STEP_TOKENS = 30
+STEP_TOKENS = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _ids(count: int) -> list[str]:
 
 
 def _prompt(chance: random.Random, task_id: str) -> str:
-    turns = chance.choice((0, 1, 1, 2, 2, 3))
+    turns = chance.choice((0, 1, 1, 1, 2, 2))
     tokens = chance.choice((10, 30, 60, 120))
     return f"{task_id} {chance.getrandbits(32):08x} [[turns={turns} tokens={tokens}]]"
 

@@ -16,7 +16,6 @@ nothing: it is a violation named `RUN-idle`. Must not know which faults there we
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import AgentSettings, ModelSettings
@@ -98,7 +97,6 @@ class Oracle:
             self._lineages = Lineages(findings, world.disk, shelf, writing, models)
             carried = Carried(findings, archive, world.disk, shelf, writing, models)
             self._checks = (*self._checks, writing, carried, Owed(findings), self._lineages)
-        self._handlers: dict[str, list[Callable[[Row], None]]] = {}
         self._finished = False
         self.acknowledged: Counter[str] = Counter()
 
@@ -115,14 +113,8 @@ class Oracle:
         """Watch the trace from now on."""
         for source in (self._known.handlers, *(check.handlers for check in self._checks)):
             for event, handler in source().items():
-                self._handlers.setdefault(event, []).append(handler)
-        for event in sorted(ACKNOWLEDGED):
-            self._handlers.setdefault(event, []).append(self._acknowledge)
-        self._world.trace.subscribe(self._saw, self._handlers)
-
-    def _saw(self, row: Row) -> None:
-        for handler in self._handlers[row.event]:
-            handler(row)
+                self._world.trace.subscribe(handler, (event,))
+        self._world.trace.subscribe(self._acknowledge, ACKNOWLEDGED)
 
     def _acknowledge(self, row: Row) -> None:
         self.acknowledged[row.event] += 1
