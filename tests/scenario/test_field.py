@@ -274,12 +274,12 @@ async def test_a_checkpoint_and_a_restart_cost_as_many_syncs_and_scans_for_many_
 
 def test_a_lock_in_the_state_fails_its_checkpoints_by_its_path_and_nothing_else() -> None:
     world = World(6, keep_all_rows=True)
-    cluster = Cluster(world, workload(4), Options(every_s=0.3))
+    cluster = Cluster(world, workload(8), Options(every_s=0.3))
     inventory = cluster.gym.servers["inventory"]
     assert isinstance(inventory, ResourcesSettings)
     locked = msgspec.structs.replace(inventory, gym="tests.scenario.locked_gym:LockedGym")
     cluster.gym.servers["inventory"] = locked
-    oracle = Oracle(world, cluster, reference(4))
+    oracle = Oracle(world, cluster, reference(8))
     oracle.attach()
 
     async def script(world: World) -> None:
