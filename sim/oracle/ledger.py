@@ -70,9 +70,9 @@ class Writing(Check):
         self._heads: Counter[str] = Counter()
         """By capture key: answers that began to be sent."""
         self._begun: Counter[str] = Counter()
-        """... answers that had leave to begin"""
+        """... answers that had leave to begin, and whose head is to come"""
         self._early: Counter[str] = Counter()
-        """... streams whose head was sent before that, with nothing but keep-alives"""
+        """... streams whose head was sent before that, with nothing but keep-alives (INV-13 sees their data)"""
         self._unstaged: Counter[str] = Counter()
         """... and calls that were delivered without a row, because they could not be staged."""
         self._writing: dict[str, dict[str, str]] = {}
@@ -132,10 +132,10 @@ class Writing(Check):
         early = call not in self.begun and any(each["model_call_id"] == call for each in self._shelf.rows(key))
         self.look(16, f"call {call} had its row before it began" if early else None, row.node)
         self.begun.add(call)
-        self._begun[key] += 1
         if self._early[key]:
             self._early[key] -= 1
-            self._heads[key] += 1
+        else:
+            self._begun[key] += 1
         self._writing.setdefault(row.node, {})[call] = key
         if self._shelf.has(key + FENCE):
             self._fenced.add((row.node, call))
@@ -157,8 +157,11 @@ class Writing(Check):
 
     def _withdrawn(self, row: Row) -> None:
         self._over(row)
+        key = row.fields["episode"]
         if row.fields["failed"]:
-            self.failed[row.fields["call"]] = row.fields["episode"]
+            self.failed[row.fields["call"]] = key
+        elif self._begun[key] > self._heads[key]:
+            self._begun[key] -= 1  # a copy of a call that has its row: it is refused, or broken off
 
     def _phase(self, row: Row) -> None:
         if row.fields["now"] == "prepared":
