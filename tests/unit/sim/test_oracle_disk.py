@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gym_ckpt.storage import layout
+from gym_ckpt.storage.pointer import DIGEST, collection_digest
 from gym_ckpt.wire import json
 from sim.cluster import RUN_DIR
 from tests.unit.sim.onlooker import MEMBERS, Onlooker, checkpoint
@@ -48,8 +49,9 @@ def test_a_pointer_to_names_that_are_not_durable_is_seen_before_any_crash() -> N
     directory = layout.checkpoint_dir(RUN_DIR, "c-1")
     on.files.mkdir(directory)  # and its name is never synced
     on.write("c-1", checkpoint())
+    collection = {"checkpoint_id": "c-1", "sequence": 1, "participants": ALL}
     for name, data in (
-        (layout.collection(directory), {"checkpoint_id": "c-1", "sequence": 1, "participants": ALL}),
+        (layout.collection(directory), {**collection, DIGEST: collection_digest(collection)}),
         (
             layout.latest(RUN_DIR),
             {"schema_version": 1, "checkpoint_id": "c-1", "sequence": 1, "published": ["c-1"]},
