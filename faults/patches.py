@@ -36,7 +36,7 @@ from gym_ckpt.storage import layout, pruning, publication
 from gym_ckpt.storage.abort import AbortFlag
 from gym_ckpt.storage.files import replace as replace_file
 from gym_ckpt.storage.manifest import SCHEMA_VERSION
-from gym_ckpt.storage.pointer import Pointer
+from gym_ckpt.storage.pointer import DIGEST, Pointer, collection_digest
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import RestoreReply, RestoreRequest, RetireReply, RetireRequest, refs, scope_of
@@ -104,6 +104,7 @@ def pointer_first() -> Patches:
             )
             yield from replace_file(fs, layout.latest(run_dir), latest.encode(), attempt_token)
             whole = {**collection, "checkpoint_id": checkpoint_id, "sequence": latest.sequence}
+            whole[DIGEST] = collection_digest(whole)
             path = layout.collection(layout.checkpoint_dir(run_dir, checkpoint_id))
             yield from replace_file(fs, path, json.dumps(whole) + b"\n", attempt_token)
             return latest.sequence
@@ -147,17 +148,24 @@ def row_before_leave() -> Patches:
 
 
 def mark_after_stop() -> Patches:
-    real = ControlPlane.retire
+    real, real_mark = ControlPlane.retire, AdmissionBook.mark
 
     def mark(self: AdmissionBook, episodes: Iterable[EpisodeId]) -> list[Ticket]:
+        if not getattr(self, "retiring", False):
+            return real_mark(self, episodes)
         fresh = [ticket for ticket in self.remaining(sorted(set(episodes))) if not ticket.stopping]
         for ticket in fresh:
             ticket.stopping = True
         return fresh
 
     async def retire(self: ControlPlane, request: RetireRequest) -> RetireReply:
-        reply = await real(self, request)
-        self._admission.book.marks.mark(scope_of(request.episode_ids))
+        book: Any = self._admission.book
+        book.retiring = True
+        try:
+            reply = await real(self, request)
+        finally:
+            book.retiring = False
+        book.marks.mark(scope_of(request.episode_ids))
         return reply
 
     return [(AdmissionBook, "mark", mark), (ControlPlane, "retire", retire)]
@@ -202,7 +210,8 @@ def keep_later_attempts() -> Patches:
 
 
 def no_marks_at_restore() -> Patches:
-    return [(control, "import_scope", mutated(transfer.import_scope, "    marks.mark(scope)\n", ""))]
+    old = "participant.admission.stop(target.scope)"
+    return [(control, "import_scope", mutated(transfer.import_scope, old, "pass"))]
 
 
 def no_retire_after_failed_restore() -> Patches:

@@ -372,7 +372,7 @@ class ControlPlane:
     def _discard(self, installed: Sequence[EpisodeId]) -> None:
         """All or nothing (INV-60): no state of the attempts that a restore was for, and no late call of them."""
         self._participant.free(installed)
-        self._admission.book.marks.mark(installed)
+        self._admission.stop(installed)
         self._ports.tracer.emit("restore.discarded", episodes=keys(installed))
 
     async def _release_discarded(self, installed: Sequence[EpisodeId]) -> None:

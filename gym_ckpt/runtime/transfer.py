@@ -74,7 +74,7 @@ async def import_scope(participant: Participant, restore_id: str, target: Target
     rollout_ids = {episode.rollout_id for episode in scope}
     participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
     marks.forget(rollout_ids)
-    marks.mark(scope)
+    participant.admission.stop(target.scope)  # calls of survivors that wait here already included (INV-35)
     await participant.restore(target.scope, records)
     ports.tracer.emit(
         "restore.installed",
