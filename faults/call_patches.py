@@ -166,6 +166,15 @@ def park_in_mid_answer() -> Patches:
     return [(AgentParticipant, "_started", started)]
 
 
+def parked_for_good() -> Patches:
+    return [(AgentParticipant, "_unpark", lambda self, closed: None)]
+
+
+def broken_tool_restored() -> Patches:
+    old = "session.unsound = True"
+    return [(ResourcesParticipant, "_effect", mutated(ResourcesParticipant._effect, old, "pass"))]
+
+
 def tool_calls_replay() -> Patches:
     old = "content, revision = await self._call_tool(session, tool)"
     new = "work.park(); content, revision = await self._call_tool(session, tool); await work.begin()"
@@ -244,6 +253,18 @@ BUGS: tuple[Bug, ...] = (
         "an agent parks whatever model call is under way without asking whether its answer has begun",
         "INV-15",
         park_in_mid_answer,
+    ),
+    Bug(
+        "parked-after-resume",
+        "a session that was parked in a model call at one checkpoint is still parked after it",
+        "INV-15",
+        parked_for_good,
+    ),
+    Bug(
+        "broken-tool-restored",
+        "a session in which a tool broke off after its effect is used again and restored",
+        "INV-3",
+        broken_tool_restored,
     ),
     Bug(
         "gate-opens-after-export",

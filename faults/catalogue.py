@@ -258,16 +258,19 @@ class Delay(Data, frozen=True, tag="delay", tag_field="fault"):
 
 
 class Duplicate(Data, frozen=True, tag="duplicate", tag_field="fault"):
-    """Such exchanges arrive twice."""
+    """Such exchanges arrive twice: `after_s` later where they arrived, or at this moment (`when`) at whoever listens
+    there by then, from a proxy that had kept them."""
 
     dst: str
     route: str
     k: int = 1
     n: int = 1
     after_s: float = 0.0
+    when: When | None = None
 
     def words(self) -> str:
-        return f"{exchanges(self.dst, self.route, self.k, self.n)}: delivered again {self.after_s:g} s later"
+        again = f"{self.after_s:g} s later" if self.when is None else self.when.words()
+        return f"{exchanges(self.dst, self.route, self.k, self.n)}: delivered again {again}"
 
 
 class Jitter(Data, frozen=True, tag="jitter", tag_field="fault"):

@@ -1,7 +1,8 @@
 """Draws a plan from a seed, by profile.
 
 Per seed some kinds of fault are switched off entirely and the rest weighted at random, so that seeds differ in kind and
-not only in place. What is drawn then passes `faults.budget`.
+not only in place; every other seed of a profile of all areas is put into a situation (`faults.situations`). What is
+drawn then passes `faults.budget`.
 
 Long because each kind of fault has its few lines here. Must not know: how faults are carried out.
 """
@@ -22,6 +23,7 @@ from faults.draw_others import INFERENCE, OTHERS, PLACES
 from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
 from faults.schedule import draw_schedule
+from faults.situations import BESIDE, placed, situation_of
 from gym_ckpt.errors import ConfigError
 from sim.streams import stream
 from sim.workload import WORKLOADS, workload
@@ -128,7 +130,9 @@ def draw(seed: int, profile: str) -> Plan:
     wanted = PROFILES[profile]
     chance = stream(seed, "plan", profile)
     chaos_s = round(chance.uniform(*wanted.chaos_s), 3)
-    setup = _setup(chance)
+    situation = situation_of(seed) if len(wanted.areas) == len(AREAS) else None
+    of_situation = stream(seed, "situation", profile)
+    setup = placed(_setup(chance), situation, of_situation)
     drawing = _Drawing(chance, chaos_s, setup)
     if profile == "endurance":
         return within_budget(endurance(chance, chaos_s, setup, lambda: drawing.restart(healing=False)))
@@ -142,6 +146,9 @@ def draw(seed: int, profile: str) -> Plan:
         faults=_faults(drawing, wanted, signalled=setup.every_s is None),
         schedule=schedule,
     )
+    if situation is not None:
+        made = situation.make(_Drawing(of_situation, chaos_s, setup))
+        plan = msgspec.structs.replace(plan, faults=(*made, *plan.faults[: of_situation.choice(BESIDE)]))
     return within_budget(plan)
 
 

@@ -77,6 +77,8 @@ class Injector:
         self._any_exchange = self._any_disk = self._any_probe = False
         self._behaviour = _Rules()
         self._messages: _Rules | None = None
+        self._kept: dict[faults.Duplicate, list[Act]] = {}
+        """What delivers requests that a proxy has kept."""
         self._slow: list[faults.Slow] = []
         self.partitions: list[faults.Partition] = []
         self._on_event: dict[int, list[Act]] = {}
@@ -124,16 +126,14 @@ class Injector:
             case faults.DiskError() | faults.SlowDisk():
                 self._disk.add((fault.node, fault.step), fault.k, fault.n, fault)
                 self._any_disk = True
-            case (
-                faults.Lose()
-                | faults.Delay()
-                | faults.Duplicate()
-                | faults.Disconnect()
-                | faults.SlowReader()
-                | faults.FailedReply()
-            ):
+            case faults.Lose() | faults.Delay() | faults.Disconnect() | faults.SlowReader() | faults.FailedReply():
                 self._exchanges.add((fault.dst, fault.route), fault.k, fault.n, fault)
                 self._any_exchange = True
+            case faults.Duplicate():
+                self._exchanges.add((fault.dst, fault.route), fault.k, fault.n, fault)
+                self._any_exchange = True
+                if fault.when is not None:
+                    self.upon(fault.when, lambda: self._deliver(fault))
             case faults.Overrun():
                 self._exchanges.add((fault.dst, fault.operation), fault.k, fault.n, fault)
                 self._any_exchange = True
@@ -231,6 +231,10 @@ class Injector:
     def _all_down(self, restart: Restart) -> None:
         self.down([name for name in self.everyone if self.world.nodes[name].alive], restart)
 
+    def _deliver(self, fault: faults.Duplicate) -> None:
+        for again in self._kept.pop(fault, ()):
+            again()
+
     def _jump(self, fault: faults.ClockJump) -> None:
         self.world.host(fault.node).jump(fault.seconds)
         self.count(fault, fault.node)
@@ -268,6 +272,8 @@ class Injector:
                     case faults.Overrun():
                         there += fault.by_s if fault.side == "request" else 0.0
                         back += fault.by_s if fault.side == "reply" else 0.0
+                    case faults.Duplicate() if fault.when is not None:
+                        fields |= {"keep": self._kept.setdefault(fault, []).append}
                     case faults.Duplicate():
                         fields |= {"duplicate": True, "duplicate_delay_s": fault.after_s}
                     case faults.SlowWorker() if not fault.keep_alives:

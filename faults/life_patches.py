@@ -16,7 +16,7 @@ from gym_ckpt.core import collection_restart, phases
 from gym_ckpt.core.collection import Collection as Rows
 from gym_ckpt.runtime import control, transfer
 from gym_ckpt.runtime.control import ControlPlane
-from gym_ckpt.storage import appendlog, manifest, records
+from gym_ckpt.storage import appendlog, manifest, records, verify
 from gym_ckpt.storage.ledger import restoring
 from gym_ckpt.types import EpisodeId
 
@@ -29,7 +29,7 @@ def owner_not_asked() -> Patches:
 def manifest_replaced() -> Patches:
     old = "if there is not None:"
     return [
-        (records, "write_records", mutated(records.write_records, old, "if False:")),
+        (transfer, "write_records", mutated(records.write_records, old, "if False:")),
         (manifest, "create_once", _rename),
     ]
 
@@ -123,12 +123,13 @@ def lost_rows_end() -> Patches:
 
 def torn_end_kept() -> Patches:
     old = "                file.truncate(scan.end)\n"
-    return [(appendlog, "open_log", mutated(appendlog.open_log, old, "                pass\n"))]
+    return [(startup, "open_log", mutated(appendlog.open_log, old, "                pass\n"))]
 
 
 def digest_not_checked() -> Patches:
     old = "if digest.hexdigest() != named.records_sha256:"
-    return [(records, "verified_records", mutated(records.verified_records, old, "if False:"))]
+    unread = mutated(records.verified_records, old, "if False:")
+    return [(records, "verified_records", unread), (verify, "verified_records", unread)]
 
 
 def attempts_not_raised() -> Patches:

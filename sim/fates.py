@@ -8,6 +8,7 @@ Must not know: how a fate is carried out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -25,7 +26,8 @@ class ExchangeFate:
     the latest instead of the end; `in_frame` in the midst of the next chunk after those. With `hang` the same loss is
     silent (None counts as `before`): the client learns of it from its time-out, or from a reset much later. `refuse`:
     no connection at all. `duplicate` delivers the request a second time, `duplicate_delay_s` after the first, as an
-    exchange of its own whose reply nobody reads.
+    exchange of its own whose reply nobody reads. `keep` is given what delivers it once more at any time, to whoever
+    listens there by then.
 
     `breaks_after_s`: so long after it was sent the connection breaks, wherever the exchange stands. `status`: whatever
     good answer there is, its caller gets an error of this status instead. `read_s`: the caller takes so long to read a
@@ -40,6 +42,7 @@ class ExchangeFate:
     mid_reply_chunks: int = 0
     duplicate: bool = False
     duplicate_delay_s: float = 0.0
+    keep: Callable[[Callable[[], None]], None] | None = None
     breaks_after_s: float | None = None
     status: int = 0
     read_s: float = 0.0

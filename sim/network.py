@@ -179,6 +179,8 @@ class Network:
                 clock.call_after(
                     fate.request_latency_s + fate.duplicate_delay_s, self._arrive_again, listener, fate, scope, body
                 )
+        if fate.keep is not None:
+            fate.keep(lambda: self._arrive_anew(target.authority, fate, scope, body))
         if fate.breaks_after_s is not None:
             clock.call_after(fate.breaks_after_s, exchange.fail, PeerLost(f"{target.authority}: connection reset"))
         if timeout_s is not None:
@@ -197,6 +199,11 @@ class Network:
         return exchange
 
     # ------------------------------------------------------------------ server
+
+    def _arrive_anew(self, authority: str, fate: ExchangeFate, scope: dict[str, Any], body: bytes) -> None:
+        listener = self._listeners.get(authority)
+        if listener is not None:
+            self._arrive_again(listener, fate, scope, body)
 
     def _arrive_again(self, listener: Listener, fate: ExchangeFate, scope: dict[str, Any], body: bytes) -> None:
         calm = ExchangeFate(request_latency_s=fate.request_latency_s, reply_latency_s=fate.reply_latency_s)

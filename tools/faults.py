@@ -3,7 +3,8 @@
     ./dev run python -m tools.faults            write it
     ./dev run python -m tools.faults --check    say whether it is out of date; exit status 1 when it is
 
-Made from `faults.catalogue` and `faults.draw`. `SPEC` says row by row which faults are what the specification of the
+Made from `faults.catalogue`, `faults.draw` and `faults.situations`.
+`SPEC` says row by row which faults are what the specification of the
 simulator asks for, and `NOT_BUILT` what there is no feature for yet.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 
 from faults.catalogue import Fault, Restart
 from faults.draw import AREAS, KINDS, PROFILES
+from faults.situations import SITUATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "simulator" / "faults.md"
@@ -85,9 +87,9 @@ NOT_BUILT: tuple[tuple[str, str], ...] = (
 HEAD = """\
 # Faults
 
-Made by `./dev run python -m tools.faults` from `faults/catalogue.py`, `faults/others.py` and `faults/draw.py`; a test
-compares. A plan holds any of these as JSON, with `"fault"` as the name and the parameters below; see
-[write a fault](write-a-fault.md).
+Made by `./dev run python -m tools.faults` from `faults/catalogue.py`, `faults/others.py`, `faults/draw.py` and
+`faults/situations.py`; a test compares. A plan holds any of these as JSON, with `"fault"` as the name and the
+parameters below; see [write a fault](write-a-fault.md).
 
 ## What there is
 
@@ -95,6 +97,16 @@ A parameter with a default, which stands in brackets, may be left out.
 
 | fault | what happens | parameters |
 |---|---|---|
+"""
+
+SITUATED = """
+## Situations
+
+Faults that belong together. Every other seed of `default` and `chaos` is put into one of these, in turns, beside at
+most two of its ordinary faults.
+
+| situation | what happens |
+|---|---|
 """
 
 
@@ -124,6 +136,10 @@ def page() -> str:
     for area in AREAS:
         kinds = [f"{kind} {weight:g}" for of, kind, _, weight in KINDS if of == area]
         lines.append(f"| {area} | {', '.join(kinds)} |\n")
+    lines.append(SITUATED)
+    for situation in SITUATIONS:
+        what = " ".join((inspect.getdoc(situation.make) or "").split())
+        lines.append(f"| `{situation.name}` | {what} |\n")
     return "".join(lines)
 
 

@@ -174,7 +174,7 @@ class ModelParticipant(Participant):
         except TransportError as error:
             if not delivery.sent:
                 raise Refused(502, f"no answer of an inference worker: {error}") from None
-            self.ports.tracer.emit("gate.broken", why=str(error))
+            self.ports.tracer.emit("gate.broken", call=call_id, why=str(error))
             await delivery.break_off("the inference worker was lost in mid-answer")
 
     # The participant.

@@ -63,7 +63,7 @@ class Oracle:
         gym = cluster.gym.servers
         models = frozenset(name for name, each in gym.items() if isinstance(each, ModelSettings))
         agents = frozenset(name for name, each in gym.items() if isinstance(each, AgentSettings))
-        self.run_directory = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep)
+        self.run_directory = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep, CONTROLLER)
         self._written = Written(findings, known, world.disk, RUN_DIR)
         self._checks: tuple[Check, ...] = (
             Held(findings, known, models),
@@ -135,7 +135,10 @@ class Oracle:
         if not self._finished:
             self.run_directory.inspect("at the end")
         data = self._world.disk.tree(OUTPUT).get(OUTPUT, b"")
-        judge_rows(self._findings, self._reference, output_of(data), complete=self._cluster.complete)
+        try:
+            judge_rows(self._findings, self._reference, output_of(data), complete=self._cluster.complete)
+        except ValueError as error:
+            self._findings.look(1, f"a line of the output is no row: {error}")
         gone = [path for path in FOREIGN if not self._world.disk.tree(path)]
         self._findings.look(95, f"{gone[0]}, which is not the run's, is gone" if gone else None)
         if not self.acknowledged:

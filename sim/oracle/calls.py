@@ -25,9 +25,11 @@ UNTAGGED_S = 0.004
 
 
 class Boundary(Check):
-    """INV-15: in a checkpoint the agent of a call under way stands before that call, which has no row.
+    """INV-15: in a checkpoint the agent of a call under way stands before that call, which has no row; and the agent of
+    a call whose whole answer had reached it stands behind it.
 
-    It may have one where its server died after writing it and the caller does not know yet: an answer that was lost.
+    A call under way may have a row where its server died after writing it and the caller does not know yet: an answer
+    that was lost.
     """
 
     def __init__(self, findings: Findings, archive: Archive, agents: frozenset[str]) -> None:
@@ -39,23 +41,32 @@ class Boundary(Check):
         self._of: dict[int, tuple[str, str]] = {}
         self._at_export: dict[tuple[str, str], dict[str, str]] = {}
         """By checkpoint and agent server: the calls under way when it exported."""
+        self._answered: dict[str, dict[str, str]] = {}
+        """By agent server, by capture key: the last call whose whole answer has reached it."""
+        self._behind: dict[tuple[str, str], dict[str, str]] = {}
+        """... when it exported."""
         self._lost: set[str] = set()
-        """Calls whose server has died since."""
+        """Calls whose server has died since, or has broken off the answer."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "node.started": self._new_life,
             "node.crashed": self._crashed,
             "net.request": self._request,
-            "net.replied": self._over,
+            "net.replied": self._replied,
             "net.failed": self._over,
             "net.left": self._over,
+            "gate.broken": self._broken,
             "commit.exported": self._exported,
             "collector.published": self._published,
         }
 
     def _new_life(self, row: Row) -> None:
         self._calls.pop(row.node, None)
+        self._answered.pop(row.node, None)
+
+    def _broken(self, row: Row) -> None:
+        self._lost.add(row.fields["call"])
 
     def _crashed(self, row: Row) -> None:
         under_way = [each for calls in self._calls.values() for each in calls.values()]
@@ -68,6 +79,13 @@ class Boundary(Check):
             self._of[row.fields["x"]] = row.node, key
             self._calls.setdefault(row.node, {})[key] = row.fields["x"], row.fields["call"], row.fields["dst"]
 
+    def _replied(self, row: Row) -> None:
+        node, key = self._of.get(row.fields["x"], ("", ""))
+        number, call, _ = self._calls.get(node, {}).get(key, (-1, "", ""))
+        if number == row.fields["x"] and row.fields["status"] < 400:
+            self._answered.setdefault(node, {})[key] = call
+        self._over(row)
+
     def _over(self, row: Row) -> None:
         node, key = self._of.pop(row.fields["x"], ("", ""))
         under_way = self._calls.get(node, {})
@@ -78,6 +96,7 @@ class Boundary(Check):
         if row.fields["kind"] == Kind.AGENT:
             calls = {key: call for key, (_, call, _) in self._calls.get(row.node, {}).items()}
             self._at_export[row.fields["checkpoint_id"], row.node] = calls
+            self._behind[row.fields["checkpoint_id"], row.node] = dict(self._answered.get(row.node, {}))
 
     def _published(self, row: Row) -> None:
         checkpoint_id = row.fields["checkpoint_id"]
@@ -87,9 +106,18 @@ class Boundary(Check):
             if kind != Kind.AGENT:
                 continue
             calls = self._at_export.get((checkpoint_id, instance), {})
+            answered = self._behind.get((checkpoint_id, instance), {})
             for at, record in held.items():
                 if at.key in calls:
                     self._stands(at, calls[at.key], record["state"], rows)
+                if at.key in answered and answered[at.key] not in self._lost:
+                    self._took(at, answered[at.key], record["state"])
+
+    def _took(self, at: EpisodeId, call: str, state: Mapping[str, object]) -> None:
+        number, calls = number_of(call), state["calls"]
+        assert isinstance(calls, list), "a session's calls are a list"
+        before = number is not None and number >= len(calls)
+        self.look(15, f"call {call} was answered, and the session of {at} stands before it" if before else None)
 
     def _stands(self, at: EpisodeId, call: str, state: Mapping[str, object], rows: set[str]) -> None:
         number, calls = number_of(call), state["calls"]

@@ -11,6 +11,8 @@ from sim.trace import Row
 
 ANSWER_S = 120.0
 """Beyond the time of the checkpoint that was under way and of the one asked for: retires, resumes, slow nodes."""
+ROUNDS = 2
+"""Who sends rows may be sending some, and may have queued for more, before the next checkpoint gets its turn."""
 
 
 class Dispatching(Check):
@@ -21,6 +23,8 @@ class Dispatching(Check):
         self._controller = controller
         self._last: dict[str, int] = {}
         """Highest attempt of each rollout that was sent, over all lives."""
+        self._begun: dict[str, int] = {}
+        """... that was begun from its input."""
         self._over: dict[str, int] = {}
         """Highest attempt of each rollout that has replied or was retired, over all lives: it runs nowhere."""
         self._rows: set[str] = set()
@@ -74,6 +78,8 @@ class Dispatching(Check):
         alive = sent not in self._restored and last > self._over.get(sent.rollout_id, -1)
         self.look(38, f"{sent} was sent, and attempt {last} may still run" if alive else None, row.node)
         self._last[sent.rollout_id] = max(last, sent.attempt)
+        if sent not in self._restored:
+            self._begun[sent.rollout_id] = sent.attempt
         self._sent = True
         self._restored.discard(sent)
         self._in_flight.add(sent)
@@ -105,6 +111,8 @@ class Dispatching(Check):
     def _continued(self, row: Row) -> None:
         self.look(94, "a row was sent before the restore was decided" if self._sent else None, row.node)
         self._restored = set(episodes(row.fields["installed"]))
+        older = sorted(each for each in self._restored if self._begun.get(each.rollout_id, -1) >= each.attempt)
+        self.look(38, f"{older[0]} continues what was given up: it was begun from its input since" if older else None)
 
     def _commit(self, row: Row) -> None:
         restarts = set(episodes(row.fields["restarts"]))
@@ -189,7 +197,8 @@ class Stops(Check):
 class Asked(Check):
     """INV-96: a signal leads to a checkpoint, to a word why there is none, or to the end of the process.
 
-    A SIGUSR1 that comes while a checkpoint is being taken asks for another one.
+    A SIGUSR1 that comes while a checkpoint is being taken asks for another one, which begins right after it: rows are
+    sent at most `ROUNDS` more times until then, unless attempts have to be retired first.
     """
 
     def __init__(self, findings: Findings, controller: str, timeout_s: float) -> None:
@@ -201,6 +210,10 @@ class Asked(Check):
         self._open = False
         self._sending = False
         """Rows are being sent: the time runs from then on."""
+        self._again = False
+        """A SIGUSR1 came while a checkpoint was open."""
+        self._rounds: list[float] = []
+        """When rows were sent since that one was over."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -210,6 +223,7 @@ class Asked(Check):
             "collector.dispatch": self._dispatch,
             "collector.checkpoint_opened": self._opened,
             "collector.checkpoint_closed": self._closed,
+            "collector.retire": self._held_up,
             "collector.published": self._ended,
             "collector.checkpoint_failed": self._ended,
             "collector.exit": self._exit,
@@ -219,22 +233,31 @@ class Asked(Check):
     def _new_life(self, row: Row) -> None:
         if row.node == self._controller:
             self._asked.clear()
-            self._open = self._sending = False
+            self._open = self._sending = self._again = False
 
     def _dispatch(self, row: Row) -> None:
         if not self._sending:
             self._sending = True
             self._asked = dict.fromkeys(self._asked, row.t)
+        if self._again and not self._open and row.t not in self._rounds:
+            self._rounds.append(row.t)
+            late = len(self._rounds) > ROUNDS
+            self.look(96, "SIGUSR1 came while a checkpoint was open, and none follows it" if late else None, row.node)
 
     def _signal(self, row: Row) -> None:
         self._asked.setdefault(row.fields["signal"], row.t)
+        self._again = self._again or (self._open and row.fields["signal"] == "SIGUSR1")
+
+    def _held_up(self, row: Row) -> None:
+        self._again = False
 
     def _opened(self, row: Row) -> None:
-        self._open = True
+        self._open, self._again = True, False
         self._answer("SIGUSR1", row)
 
     def _closed(self, row: Row) -> None:
         self._open = False
+        self._rounds.clear()
 
     def _ended(self, row: Row) -> None:
         self._answer("SIGTERM", row)

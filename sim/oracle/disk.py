@@ -1,4 +1,5 @@
-"""The run directory on the disk, after every crash and whenever somebody says that something is durable.
+"""The run directory on the disk: after every crash, whenever somebody says that something is durable, and as soon as a
+pointer is, since the next crash may come before anything else is written.
 
 INV-48, 49, 50, 51. Two pictures are looked at: what reads now, and what would be left had everything unsynced been
 lost at this instant.
@@ -23,11 +24,16 @@ from sim.trace import Row
 class RunDirectory(Check):
     """INV-48, 49, 51."""
 
-    def __init__(self, findings: Findings, disk: SimFileSystem, run_dir: str, keep: int) -> None:
+    def __init__(self, findings: Findings, disk: SimFileSystem, run_dir: str, keep: int, writer: str) -> None:
         super().__init__(findings)
         self._disk = disk
         self._run_dir = run_dir
         self._keep = keep
+        self._writer = writer
+        """Who writes the pointer."""
+        self._latest = layout.latest(run_dir)
+        self._pointed: bytes | None = None
+        """The durable pointer when it was last looked at."""
         self._held: list[str] = []
         """What must be restorable: the newest published checkpoints, at most `keep`, newest first."""
         self._acknowledged: str | None = None
@@ -45,7 +51,17 @@ class RunDirectory(Check):
             "node.crashed": self._crashed,
             "collector.published": self._published,
             "disk.flipped": self._flipped,
+            "disk.step": self._step,
         }
+
+    def _step(self, row: Row) -> None:
+        """The step before this one may have made a pointer durable."""
+        if row.node != self._writer:
+            return
+        pointer = self._disk.durable_tree(self._latest).get(self._latest)
+        if pointer != self._pointed:
+            self._pointed = pointer
+            self.inspect("at a new pointer")
 
     def _flipped(self, row: Row) -> None:
         self.rotten.add(row.fields["checkpoint_id"])

@@ -90,7 +90,10 @@ class Lineages(Check):
         """The run has completed: look at all of it."""
         picture = Picture(self._disk.tree(self._shelf.directory))
         for line in output[: output.rfind(b"\n") + 1].splitlines():
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # INV-1
             at = EpisodeId(row["rollout_id"], row["attempt"])
             if at.key not in self._excused and row["calls"]:
                 self._output(picture, at, row["calls"])

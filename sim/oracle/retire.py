@@ -26,6 +26,7 @@ class Retiring(Check):
             "admission.stopped": self._stop,
             "retire.marked": self._marked,
             "retire.freeing": self._freeing,
+            "gate.withdrawn": self._withdrawn,
             "retire.done": self._done,
         }
 
@@ -45,6 +46,11 @@ class Retiring(Check):
 
     def _freeing(self, row: Row) -> None:
         self._before[row.node] = row.fields["live"]
+
+    def _withdrawn(self, row: Row) -> None:
+        """A server that holds nothing but this call's start of an attempt holds nothing of it any more."""
+        held = self._before.get(row.node, [])
+        self._before[row.node] = [key for key in held if key != row.fields["episode"]]
 
     def _done(self, row: Row) -> None:
         server = self._known.server(row.node)

@@ -1,7 +1,8 @@
 """The rules of the house as tests. Each failure names the file, the line and the mend.
 
 `lint-imports` checks the layers (pyproject.toml); what is here concerns single modules: what may be imported, kept or
-written where. A rule that gets in the way is changed here, in its own commit, with the reason.
+written where. A rule that gets in the way is changed here, in its own commit, with the reason. Long because
+the rules stand together.
 """
 
 from __future__ import annotations

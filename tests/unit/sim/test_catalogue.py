@@ -36,6 +36,7 @@ EXAMPLES: tuple[Fault, ...] = (
     *(faults.Lose("agent", "responses", how, 2, chunks=1) for how in get_args(faults.Loss)),
     faults.Delay("policy", "completions", 2, 3, 0.2, 0.4),
     faults.Duplicate("inventory", "take_item", 1, 3, 0.01),
+    faults.Duplicate("policy", "prepare", 1, 1, when=OnPhase("prepared", 4)),
     faults.Jitter(0.05),
     faults.Partition("agent", "policy", 0.2, 0.5),
     faults.Disconnect("policy", "completions", 0.1, 2, 2),

@@ -1,0 +1,306 @@
+"""Situations: a few faults that belong together, and the setup in which they mean something.
+
+Each is a way into a corner of the protocol that faults drawn one by one hardly ever reach: a call that is retired while
+its row is being written, a copy of a commit at a server's next life. Seeds take turns (`situation_of`): every other
+seed is put into one of them, each as often as any other, beside a fault or two of its ordinary ones. The other seeds
+are left as they are drawn.
+
+Must not know how faults are carried out, or what must hold.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from faults import catalogue as faults
+from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart
+from faults.plan import Setup
+from sim.workload import WORKLOADS, workload
+
+if TYPE_CHECKING:
+    from faults.draw import _Drawing as Drawing
+
+Faults = tuple[Fault, ...]
+ALL = tuple(range(WORKLOADS))
+CAPTURED = tuple(number for number in ALL if workload(number).captured)
+PASSED_ON = tuple(number for number in ALL if workload(number).stream and not workload(number).captured)
+"""Streams that reach the agent while they are made."""
+OFTEN: Mapping[str, float | None] = {"every_s": 0.8}
+CONTROLLER = "controller"
+BESIDE = (0, 0, 1, 2)
+"""How many of its ordinary faults a seed keeps beside its situation: few, or they hide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """`make` draws its faults. `workloads`: in which it can come about; `setup`: what it needs of the setup."""
+
+    make: Callable[[Drawing], Faults]
+    workloads: tuple[int, ...] = ALL
+    setup: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.make.__name__.removeprefix("_")
+
+
+def situation_of(seed: int) -> Situation | None:
+    """The one that this seed is put into, if any."""
+    return SITUATIONS[seed // 2 % len(SITUATIONS)] if seed % 2 else None
+
+
+def placed(setup: Setup, situation: Situation | None, chance: random.Random) -> Setup:
+    """The setup in which the situation can come about."""
+    if situation is None:
+        return setup
+    return msgspec.structs.replace(setup, workload=chance.choice(situation.workloads), **situation.setup)
+
+
+def _between(d: Drawing, low: float, high: float) -> float:
+    return round(d.chance.uniform(low, high), 3)
+
+
+def _all_lost(d: Drawing, k: int = 0) -> Fault:
+    """Everything dies once there is a checkpoint, and is restored."""
+    return faults.Crash(
+        (EVERYTHING,), OnRow("collector.published", k or d.chance.randint(1, 2)), Restart("whole", 0.01)
+    )
+
+
+# ------------------------------------------------------------------------------------------------- calls
+
+
+def _keep_alives(d: Drawing) -> Faults:
+    """Every stream begins with keep-alives."""
+    return (faults.SlowWorker(_between(d, 0.01, 1.0), 1, 24, d.chance.randint(1, 3)),)
+
+
+def _broken_off(d: Drawing) -> Faults:
+    """The worker is lost in the middle of streams that have begun."""
+    how: faults.Loss = d.chance.choice(("mid_reply", "in_frame"))
+    return (faults.Lose("worker", "completions", how, d.chance.randint(1, 12), 2, d.chance.randint(1, 3)),)
+
+
+def _not_staged(d: Drawing) -> Faults:
+    """Tokens of a call cannot be staged."""
+    chance = d.chance
+    step = chance.choice(("files.create", "files.write", "files.fsync"))
+    found = [
+        faults.DiskError(policy, chance.choice(("ENOSPC", "EIO")), chance.randint(1, 10), chance.choice((1, 2)), step)
+        for policy in d.policies
+    ]
+    return tuple(found)
+
+
+def _on_the_wire(d: Drawing) -> Faults:
+    """Answers are long on their way, and a checkpoint comes right after another: of calls that were parked in the
+    first, some are answered by the second."""
+    when = OnRow("collector.checkpoint_closed", d.chance.randint(1, 2))
+    late_s = _between(d, 0.1, 0.6)
+    slow = [faults.Delay(policy, "completions", 1, 60, 0.0, late_s) for policy in d.policies]
+    return *slow, faults.Signal("SIGUSR1", when, _between(d, 0.02, 0.2))
+
+
+def _asked_in_checkpoint(d: Drawing) -> Faults:
+    """A checkpoint is asked for while one is being taken."""
+    when = d.chance.choice(("commit.exported", "collector.checkpoint_opened", "collector.scope", "admission.closed"))
+    return faults.Signal("SIGUSR1", At(_between(d, 0.1, 0.8))), faults.Signal("SIGUSR1", OnRow(when, 1))
+
+
+def _late_reply(d: Drawing) -> Faults:
+    """Tools are so slow that a checkpoint gives their rows up, whose replies come when the next attempt is at work."""
+    route = d.chance.choice(("add_item", "count_items", "take_item", "verify", "seed_session"))
+    slow = faults.Delay("inventory", route, d.chance.randint(1, 3), d.chance.choice((1, 3)), 0.0, _between(d, 1.5, 4.0))
+    return slow, faults.Delay("environment", "run", 1, 24, 0.0, _between(d, 0.5, 3.0))
+
+
+def _broken_tool(d: Drawing) -> Faults:
+    """Tools break off after their effect while a checkpoint is being taken, and then their sessions are restored."""
+    slow = [
+        faults.Delay("inventory", tool, 1, 20, _between(d, 0.2, 0.5), 0.0)
+        for tool in ("add_item", "count_items", "take_item")
+    ]
+    return *slow, faults.ToolFails("inventory", d.chance.randint(1, 4), d.chance.randint(1, 3)), _all_lost(d, 1)
+
+
+# ------------------------------------------------------------------------------------------------- rows
+
+
+def _retired_in_write(d: Drawing) -> Faults:
+    """Rows are written slowly; their callers leave, and a retire comes twice meanwhile."""
+    policy = d.policy()
+    step = d.chance.choice(("ledger.write", "ledger.fsync", "ledger.check"))
+    gone = OnRow("gate.started", d.chance.randint(1, 14))
+    return (
+        faults.SlowDisk(policy, _between(d, 0.1, 1.5), 1, 60, step),
+        faults.Crash(("environment",), gone, Restart("alone", _between(d, 0.0, 0.05))),
+        faults.Duplicate(policy, "retire", 1, 20, _between(d, 0.0, 0.3)),
+    )
+
+
+def _survivors(d: Drawing, late_s: float) -> Faults:
+    """The controller dies; its heir's retire reaches one model server late, where copies of calls are at work."""
+    _, late = d.chance.sample(d.policies, 2)
+    when = OnRow("gate.admitted", d.chance.randint(1, 14))
+    return (
+        faults.Crash((CONTROLLER,), when, Restart("alone", _between(d, 0.0, 0.3))),
+        faults.Duplicate(late, "completions", 1, 24, when=OnRow("retire.marked", 2)),
+        faults.Delay(late, "retire", 1, 30, late_s, 0.0),
+    )
+
+
+def _fenced(d: Drawing) -> Faults:
+    """One model server fences attempts whose calls are at work on the other."""
+    return _survivors(d, _between(d, 0.3, 3.0))
+
+
+def _locked(d: Drawing) -> Faults:
+    """... and holds the lock for long, so that rows wait for it when their calls are retired."""
+    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.3, 1.2)
+    slow = [faults.SlowDisk(policy, _between(d, 0.5, 2.0), 1, 60, step) for policy in d.policies]
+    return (*_survivors(d, late_s), *slow)
+
+
+def _failed_before(d: Drawing) -> Faults:
+    """First attempts fail, so that nobody retires them, and the second are restored."""
+    chance = d.chance
+    bad: Fault = chance.choice((
+        faults.JudgeFails("inventory", "raises", 1, 2),
+        faults.ToolFails("inventory", chance.randint(1, 3), 2),
+        faults.FailedReply("agent", "responses", 500, chance.randint(1, 3), 2),
+    ))  # fmt: skip
+    return bad, _all_lost(d)
+
+
+def _poisoned(d: Drawing) -> Faults:
+    """A restored attempt's rows cannot be written, and everything dies again: there is but one checkpoint."""
+    chance = d.chance
+    bad = [
+        faults.DiskError(each, "EIO", chance.randint(4, 9), chance.randint(10, 30), "tokens.rename")
+        for each in d.policies
+    ]
+    again = faults.Crash((EVERYTHING,), OnRow("gate.withdrawn", chance.randint(3, 6)), Restart("whole", 0.01))
+    return faults.Signal("SIGUSR1", At(_between(d, 0.5, 1.0))), _all_lost(d, 1), *bad, again
+
+
+# ------------------------------------------------------------------------------------------------- restores
+
+
+def _left_out(d: Drawing) -> Faults:
+    """Restored rows are lost before their first call; a checkpoint leaves them out and cannot delete what was restored
+    of them, and another one follows before they are retired."""
+    return (
+        _all_lost(d, 1),
+        faults.Crash(("environment",), OnPhase("idle", 1, "environment"), Restart("alone", 0.02)),
+        faults.Signal("SIGUSR1", OnRow("collector.lost", d.chance.randint(1, 3)), _between(d, 0.002, 0.02)),
+        *(faults.DiskError(policy, "EIO", 1, d.chance.choice((2, 8)), "ledger.discard") for policy in d.policies),
+    )
+
+
+def _dies_restored(d: Drawing) -> Faults:
+    """An environment dies between a restore and its first `/run`, with episodes whose agents have ended already."""
+    return (
+        _all_lost(d),
+        faults.Crash(("environment",), OnRow("collector.restored"), Restart("alone", _between(d, 0.0, 0.02))),
+        faults.Delay(EVERYTHING, "resume", 1, 60, _between(d, 0.05, 0.1), 0.0),
+        faults.Delay("inventory", "verify", 1, 24, 0.0, _between(d, 0.4, 0.9)),
+    )
+
+
+def _waits_at_restore(d: Drawing) -> Faults:
+    """A model server dies with the controller; calls of agents that live wait while it restores. Where nobody can
+    retire them, leases end the restore."""
+    chance, policy = d.chance, d.policy()
+    when = OnRow("collector.checkpoint_closed", chance.randint(1, 2))
+    step = chance.choice(("records.read", "records.read_manifest"))
+    lost: list[Fault] = []
+    if chance.random() < 0.4:
+        lost = [faults.Lose(each, "retire", "refuse", 1, 400) for each in d.participants]
+    return (
+        faults.Crash((policy, CONTROLLER), when, Restart("alone", _between(d, 0.0, 0.05))),
+        faults.SlowDisk(policy, _between(d, 0.3, 1.5), 1, 4, step),
+        *lost,
+    )
+
+
+def _rotten(d: Drawing) -> Faults:
+    """A bit flips in the records of a checkpoint, and somebody has to read them."""
+    chance = d.chance
+    flip = faults.BitFlip(OnRow("collector.published", 2), chance.choice((2, 2, 4)), chance.randrange(1 << 16))
+    return flip, faults.Crash((EVERYTHING,), OnRow("disk.flipped"), Restart("whole", 0.05))
+
+
+# ------------------------------------------------------------------------------------------------- checkpoints
+
+
+def _export_again(d: Drawing) -> Faults:
+    """An export fails, and its commit comes again before the checkpoint is given up."""
+    chance = d.chance
+    node = chance.choice(d.participants)
+    bad: Fault = faults.BadState("inventory", chance.choice(("raises", "unserializable")), chance.randint(1, 6), 2)
+    if node != "inventory" or chance.random() < 0.5:
+        step = chance.choice(("records.create", "records.write", "records.fsync", "records.rename"))
+        bad = faults.DiskError(node, chance.choice(("EIO", "ENOSPC")), chance.randint(1, 3), 1, step)
+    again = faults.Duplicate(node, "commit", 1, 12, _between(d, 0.0, 0.5))
+    return bad, again, faults.Delay(node, "resume", 1, 30, _between(d, 0.3, 1.0), 0.0)
+
+
+def _commit_again(d: Drawing) -> Faults:
+    """A server dies when it has committed; copies of prepare and commit come at its next life."""
+    node = d.chance.choice(d.participants)
+    return (
+        faults.Crash((node,), OnPhase("committed", 1, node), Restart("alone", _between(d, 0.0, 0.1))),
+        faults.Duplicate(node, "prepare", 1, 1, when=OnRow("net.listening", len(d.servers) + 1)),
+        faults.Duplicate(node, "commit", 1, 1, when=OnPhase("prepared", 3, node)),
+    )
+
+
+def _uncertain(d: Drawing) -> Faults:
+    """The pointer is written and cannot be made durable."""
+    return (faults.DiskError(CONTROLLER, "EIO", d.chance.randint(2, 5), 1, "files.sync_dir"),)
+
+
+def _wall_clock(d: Drawing) -> Faults:
+    """A wall clock is set back while a lease runs, and the controller dies."""
+    node = d.chance.choice(d.participants)
+    return (
+        faults.ClockJump(node, -_between(d, 1000.0, 5000.0), OnPhase("prepared", 1, node)),
+        faults.Crash((CONTROLLER,), OnPhase("committed", 1, node), Restart("alone", _between(d, 0.0, 0.3))),
+    )
+
+
+def _torn_logs(d: Drawing) -> Faults:
+    """The controller dies again and again with lines of its logs unsynced."""
+    crashes = [faults.CrashAtStep(CONTROLLER, d.chance.randint(3, 14), "log.fsync") for _ in range(2)]
+    return *crashes, faults.Crash((CONTROLLER,), OnRow("collector.row", d.chance.randint(2, 6)))
+
+
+SITUATIONS: tuple[Situation, ...] = (
+    Situation(_keep_alives, PASSED_ON),
+    Situation(_left_out, CAPTURED, OFTEN),
+    Situation(_broken_off, PASSED_ON),
+    Situation(_not_staged, CAPTURED),
+    Situation(_poisoned, CAPTURED, {"every_s": None}),
+    Situation(_on_the_wire, ALL, OFTEN),
+    Situation(_asked_in_checkpoint, tuple(number for number in ALL if number % 4 == 0), {"every_s": None}),
+    Situation(_late_reply, ALL, {**OFTEN, "timeout_s": 1.5}),
+    Situation(_broken_tool, ALL, OFTEN),
+    Situation(_retired_in_write, CAPTURED),
+    Situation(_fenced, CAPTURED),
+    Situation(_locked, CAPTURED),
+    Situation(_failed_before, CAPTURED, OFTEN),
+    Situation(_dies_restored, ALL, OFTEN),
+    Situation(_waits_at_restore, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
+    Situation(_rotten, ALL, OFTEN),
+    Situation(_export_again, ALL, OFTEN),
+    Situation(_commit_again, ALL, OFTEN),
+    Situation(_uncertain, ALL, OFTEN),
+    Situation(_wall_clock, ALL, OFTEN),
+    Situation(_torn_logs, ALL),
+)
+"""In the order in which seeds take turns."""
