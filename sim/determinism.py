@@ -1,4 +1,4 @@
-"""One deterministic run, and the death of tasks. The only file that touches trio's private names.
+"""One deterministic run, and the death of tasks. With `sim.quicker` all that touches trio's private names.
 
 Two private switches make trio's scheduling a function of the seed: `_run._r` and `_ALLOW_DETERMINISTIC_SCHEDULING`.
 Tasks are ordered by `Task._counter`, the order of their creation. `check_private_names` fails loudly when a new trio
@@ -19,7 +19,7 @@ import gc
 import inspect
 import math
 import types
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
@@ -28,6 +28,7 @@ import trio
 from trio._core import _run
 from trio.lowlevel import Abort, Task
 
+from sim import quicker
 from sim.clock import Deadlock, Livelock, Stuck, VirtualClock
 from sim.guard import guarded
 from sim.streams import stream
@@ -44,8 +45,6 @@ TURNS_PER_LOOK = 64
 COLLECT_TURNS = 8_000
 """Turns of the scheduler after which a long run collects garbage: each life of a node leaves cycles of some 30 kB."""
 _TASKS_NAMED = 20
-_NO_INSTRUMENTS: Mapping[str, object] = {}
-"""Asked several times per turn whether it holds a hook: a mapping of its own class takes as long as a lock does."""
 
 
 class Policy(Protocol):
@@ -308,6 +307,7 @@ def run_deterministic(
         Anything that `async_fn` raises.
     """
     check_private_names()
+    quicker.check()
     reaper = Reaper() if reaper is None else reaper
     with ExitStack() as stack:
         for name in ("_r", "_ALLOW_DETERMINISTIC_SCHEDULING"):
@@ -319,6 +319,7 @@ def run_deterministic(
         if gc.isenabled():
             gc.disable()
             stack.callback(gc.enable)
+        quicker.install(stack)
         if guard:
             stack.enter_context(guarded())
         clock.hold = lambda: reaper.active
@@ -328,7 +329,7 @@ def run_deterministic(
 async def _root(async_fn: Callable[[], Awaitable[T]], clock: VirtualClock, reaper: Reaper) -> T:
     """Runs `async_fn` in a child and waits where a stall can reach it, however the child is shielded."""
     root = trio.lowlevel.current_task()
-    _run.GLOBAL_RUN_CONTEXT.runner.instruments = cast("Any", _NO_INSTRUMENTS)
+    quicker.forget_instruments()
     result: list[outcome.Outcome[T]] = []
     waiting = True
 
