@@ -110,9 +110,13 @@ class LedgerBook(CallBook):
         try:
             tokens = read_tokens(answer, streamed=how.startswith("text/event-stream"))
             lineage = await self.ledger.read(episode)
+            if any(each.model_call_id == call_id for each in lineage.rows):
+                raise self._copy(episode, call_id)
             found = capture(episode, call_id, at, asking, tokens, lineage.rows)
             with anyio.CancelScope(shield=True):  # who stages it knows of it
                 staged = await self.tokens.stage(found.call)
+        except _Copy:
+            raise
         except (NotCaptured, InvalidStaging, NotLossless, InvalidCheckpointState, Unavailable, OSError) as error:
             self._ports.tracer.emit("gate.not_captured", episode=episode.key, call=call_id, why=str(error))
             return Entry(episode, row, poison=(_poison(call_id, Reason.CAPTURE_FAILED, error),))
@@ -128,6 +132,8 @@ class LedgerBook(CallBook):
                 self._ports.tracer.emit("gate.not_dropped", episode=entry.episode.key, why=str(error))
 
     async def book(self, entry: Entry) -> None:
+        if self.has(entry.episode, entry.call_id):
+            raise self._copy(entry.episode, entry.call_id)
         if self._checkpointed:
             self._started.setdefault(entry.episode, {})[entry.call_id] = None
         self._ports.tracer.emit("gate.started", episode=entry.episode.key, call=entry.call_id)
@@ -149,6 +155,12 @@ class LedgerBook(CallBook):
             self._withdrawn(entry, appended)
             raise Unavailable(f"call {entry.call_id} was refused for good: repeat it under another id")
         self._ports.tracer.emit("gate.row", episode=entry.episode.key, call=entry.call_id)
+
+    def _copy(self, episode: EpisodeId, call_id: str) -> _Copy:
+        """A call that was delivered comes again. Said before anything of it is tried: what fails of it is no reason to
+        poison a row that stands, and that the conversation goes on from."""
+        self._ports.tracer.emit("gate.refused", episode=episode.key, why=f"call {call_id} was delivered already")
+        return _Copy(f"call {call_id} of {episode.key} has a row already: repeat it under another id")
 
     async def _write(self, entry: Entry) -> Appended:
         """Poison first: a row that stands without it would pass for sound."""
@@ -263,6 +275,10 @@ class LedgerBook(CallBook):
         self.ledger.drop([rollout_id])
         for episode in [each for each in self._owed if each.rollout_id == rollout_id]:
             del self._owed[episode]
+
+
+class _Copy(Unavailable):
+    """Its call id is another's, which was delivered."""
 
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:

@@ -192,7 +192,9 @@ class Starts(Check):
         self._slow.add(row.node)
 
     def _again(self, row: Row) -> None:
+        """What came for a node while it was stopped has not waited for its gate."""
         self._since = {x: row.t if self._waiting[x][0] == row.node else t for x, t in self._since.items()}
+        self._data = {key: row.t if key[0] == row.node else t for key, t in self._data.items()}
 
     def _chunk(self, number: int, status: int, chunk: bytes) -> None:
         """A part of a reply has arrived."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from typing import Any
 
 import pytest
 
 from gym_ckpt.participants.captured import LedgerBook
+from gym_ckpt.storage.ledger import Appended
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.sse import KEEP_ALIVE
@@ -101,9 +103,40 @@ def test_a_stream_that_has_begun_with_keep_alives_ends_with_an_error_in_it_when_
         await settle()
         served, refused = sorted(calls, key=lambda caller: b"broken_off" in caller.body)
         assert served.done and served.body.endswith(b"data: [DONE]\n\n")
-        assert refused.done and b"another row already" in refused.body and b"hi" not in refused.body
+        assert refused.done and b"a row already" in refused.body and b"hi" not in refused.body
 
     play(story, streaming=True, captures=True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_copy_of_a_delivered_call_does_not_poison_it_when_the_disk_fails(
+    restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session has gone on from that call: hidden, its row would be missing in every checkpoint (INV-42)."""
+
+    async def story(stage: Stage) -> None:
+        stage.worker.say(TOKENS)
+        stage.worker.end()
+        assert (await stage.call(asks=ASKS)).status == 200
+        if restarted:
+            node = stage.world.nodes["policy"]
+            node.crash()
+            node.start()
+            await settle()
+        book = stage.gate.it.book
+        assert isinstance(book, LedgerBook)
+
+        async def full(*_: object) -> Appended:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(book.ledger, "append", full)
+        copy = await stage.call(asks=ASKS)
+        assert copy.status == 503 and b"another id" in copy.body
+        await book.settle()
+        assert await stage.gate.rows(EpisodeId("r")) == ["call"]
+        assert stage.world.disk.tree(STAGED) == {}
+
+    play(story, captures=True)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
