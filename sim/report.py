@@ -46,7 +46,7 @@ def screen(verdict: Verdict, command: str) -> str:
         "",
         f"replay: {command}",
         "",
-        "plan:",
+        f"plan{', run twice and broken the same, event for event' if verdict.confirmed else ''}:",
         *(f"  {line}" for line in verdict.plan.words()),
         "",
         f"the last {EVENTS_SHOWN} events:",
@@ -87,6 +87,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "faults": dict(verdict.faults),
         "violations": [violation_json(violation) for violation in verdict.violations],
         "checked": dict(verdict.checked),
+        **({"confirmed": True} if verdict.confirmed else {}),
         **({"bug": verdict.bug} if verdict.bug else {}),
     }
 

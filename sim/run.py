@@ -63,6 +63,8 @@ class Verdict:
     bug: str | None = None
     rare: Mapping[str, int] = field(default_factory=dict)
     """How often each state of `sim.rare` was seen."""
+    confirmed: bool = False
+    """It was run again in a second process, and was the same run and broke the same."""
 
     @property
     def ok(self) -> bool:

@@ -1,4 +1,5 @@
-"""Makes a failing plan smaller: shuffles plainly, and drops faults, one or several at a time, while the same breaks.
+"""Makes a failing plan smaller: shuffles plainly, drops faults, one or several at a time, and gives the parameters of
+those that are left, and of the setup, their defaults, while the same breaks.
 
 Greedy and bounded: a campaign shrinks its first failure before anyone looks at it. Must not know what faults mean.
 """
@@ -6,27 +7,35 @@ Greedy and bounded: a campaign shrinks its first failure before anyone looks at 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
-from faults.plan import Plan
+from faults.plan import Plan, Setup
 
 RUNS_MAX = 60
+PLAINER_MAX = 40
+"""How many parameters are tried."""
+StillFails = Callable[[Plan], bool]
+S = TypeVar("S", bound=msgspec.Struct)
 
 
-def shrink(plan: Plan, still_fails: Callable[[Plan], bool], runs_max: int = RUNS_MAX) -> Plan:
-    """A plan with a subset of the faults, and without its schedule if that goes, that `still_fails`; `plan` must."""
+def shrink(plan: Plan, still_fails: StillFails, runs_max: int = RUNS_MAX, plainer_max: int = PLAINER_MAX) -> Plan:
+    """A plan with a subset of the faults, with plainer parameters, and without its schedule if that goes, that
+    `still_fails`; `plan` must."""
     plan = _unscheduled(plan, still_fails)
     smaller = _fewer(plan, still_fails, runs_max)
-    return smaller if smaller == plan else _unscheduled(smaller, still_fails)
+    if smaller != plan:
+        smaller = _unscheduled(smaller, still_fails)
+    return _plainer(smaller, still_fails, plainer_max)
 
 
-def _unscheduled(plan: Plan, still_fails: Callable[[Plan], bool]) -> Plan:
+def _unscheduled(plan: Plan, still_fails: StillFails) -> Plan:
     shuffled = msgspec.structs.replace(plan, schedule=None)
     return plan if plan.schedule is None or not still_fails(shuffled) else shuffled
 
 
-def _fewer(plan: Plan, still_fails: Callable[[Plan], bool], runs_max: int) -> Plan:
+def _fewer(plan: Plan, still_fails: StillFails, runs_max: int) -> Plan:
     runs = 0
     size = max(1, len(plan.faults) // 2)
     while True:
@@ -43,3 +52,49 @@ def _fewer(plan: Plan, still_fails: Callable[[Plan], bool], runs_max: int) -> Pl
         if size == 1:
             return plan
         size //= 2
+
+
+def _plainer(plan: Plan, still_fails: StillFails, runs_max: int) -> Plan:
+    """Every parameter is tried once, in the order in which people read them."""
+    for plainer in [*map(_fault_at, range(len(plan.faults))), _of_setup, _of_plan]:
+        for name in _unusual(plainer(plan, "")[1]):
+            if runs_max == 0:
+                return plan
+            runs_max -= 1
+            candidate, _ = plainer(plan, name)
+            if still_fails(candidate):
+                plan = candidate
+    return plan
+
+
+Part = Callable[[Plan, str], tuple[Plan, msgspec.Struct]]
+"""Gives the parameter of this name its default, if there is a name; the plan then, and the part that has it."""
+
+
+def _fault_at(at: int) -> Part:
+    def part(plan: Plan, name: str) -> tuple[Plan, msgspec.Struct]:
+        fault = _usual(plan.faults[at], name)
+        return msgspec.structs.replace(plan, faults=(*plan.faults[:at], fault, *plan.faults[at + 1 :])), fault
+
+    return part
+
+
+def _of_setup(plan: Plan, name: str) -> tuple[Plan, msgspec.Struct]:
+    setup = _usual(plan.setup, name)
+    return msgspec.structs.replace(plan, setup=setup), setup
+
+
+def _of_plan(plan: Plan, name: str) -> tuple[Plan, msgspec.Struct]:
+    plainer = _usual(plan, name)
+    return plainer, msgspec.structs.replace(plainer, setup=Setup(), faults=(), chaos_s=0.0)
+
+
+def _unusual(of: msgspec.Struct) -> list[str]:
+    """Its parameters that are not as they are by default."""
+    fields = msgspec.structs.fields(of)
+    return [field.name for field in fields if not field.required and getattr(of, field.name) != field.default]
+
+
+def _usual(of: S, name: str) -> S:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(of) if field.name == name}
+    return msgspec.structs.replace(of, **defaults)

@@ -72,6 +72,20 @@ def compared(verdict: Verdict) -> Verdict:
     return replace(verdict, violations=(*verdict.violations, found))
 
 
+def same_again(verdict: Verdict) -> bool:
+    """Whether this run, and all that breaks in it, is the same in a second process."""
+    try:
+        answer = _twin(os.getpid()).ask(verdict)
+    except (OSError, ValueError):
+        _twin.cache_clear()
+        return False
+    return answer == {"hash": verdict.hash, "broken": _broken(verdict)}
+
+
+def _broken(verdict: Verdict) -> list[str]:
+    return [violation.invariant for violation in verdict.violations]
+
+
 def _difference(verdict: Verdict) -> Violation:
     """The first row that differs."""
     twin = _twin(os.getpid())
@@ -117,7 +131,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     )
     if at is not None:
         return {"text": verdict.rows[at].text()[:_SHOWN_CHARS] if at < len(verdict.rows) else "the end"}
-    return {"hash": verdict.hash, **({"rows": _digests(verdict.rows)} if whole else {})}
+    return {"hash": verdict.hash, "broken": _broken(verdict), **({"rows": _digests(verdict.rows)} if whole else {})}
 
 
 def main() -> None:

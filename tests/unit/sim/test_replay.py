@@ -49,7 +49,8 @@ def test_the_first_screen_says_four_things_and_no_more(failing: Verdict) -> None
     assert lines[0].startswith(f"{first.invariant} broken at {first.t:.3f} s by {first.node} (seed {failing.seed}")
     assert lines[1:3] == [f"  seen: {first.seen}", f"  must: {first.must}"]
     blocks = [block.splitlines() for block in "\n".join(lines).split("\n\n")]
-    assert [block[0].split(":")[0] for block in blocks[1:]] == ["replay", "plan", "the last 20 events"]
+    heads = ["replay", "plan, run twice and broken the same, event for event", "the last 20 events"]
+    assert [block[0].split(":")[0] for block in blocks[1:]] == heads
     assert blocks[1] == ["replay: gym-ckpt sim replay X"]
     assert blocks[2][1:] == [f"  {line}" for line in failing.plan.words()]
     assert len(blocks[3]) == 1 + report.EVENTS_SHOWN
