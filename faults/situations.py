@@ -260,6 +260,23 @@ def _commit_again(d: Drawing) -> Faults:
     )
 
 
+def _slow_write(d: Drawing) -> Faults:
+    """A server's write takes so long that its checkpoint is given up and resumed meanwhile."""
+    step = d.chance.choice(("records.create", "records.record", "records.write", "records.fsync", "records.rename"))
+    node = d.chance.choice(d.participants)
+    return (faults.SlowDisk(node, _between(d, 1.5, 2.2), d.chance.randint(1, 2), 1, step),)
+
+
+def _given_up(d: Drawing) -> Faults:
+    """Rows of the only checkpoint are lost and started over, and then everything dies."""
+    gone = OnRow("collector.checkpoint_closed", 1)
+    return (
+        faults.Signal("SIGUSR1", At(_between(d, 0.1, 0.6))),
+        faults.Crash(("environment",), gone, Restart("alone", _between(d, 0.0, 0.05))),
+        faults.Crash((EVERYTHING,), OnRow("collector.dispatch", d.chance.randint(9, 14)), Restart("whole", 0.01)),
+    )
+
+
 def _uncertain(d: Drawing) -> Faults:
     """The pointer is written and cannot be made durable."""
     return (faults.DiskError(CONTROLLER, "EIO", d.chance.randint(2, 5), 1, "files.sync_dir"),)
@@ -302,5 +319,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_uncertain, ALL, OFTEN),
     Situation(_wall_clock, ALL, OFTEN),
     Situation(_torn_logs, ALL),
+    Situation(_slow_write, ALL, {**OFTEN, "timeout_s": 1.5}),
+    Situation(_given_up, ALL, {"every_s": None}),
 )
 """In the order in which seeds take turns."""
