@@ -123,7 +123,8 @@ def _flip(by: Injector, fault: faults.BitFlip) -> None:
     disk = by.world.disk
     tree = disk.tree(RUN_DIR)
     names = read(Picture(tree), published(RUN_DIR)).checkpoint_ids
-    whole = [each for each in names if incomplete(tree, RUN_DIR, each) is None]
+    kept = names[: by.plan.setup.keep]  # a publication is followed by the end of those beyond
+    whole = [each for each in kept if incomplete(tree, RUN_DIR, each) is None]
     if len(whole) < 2:
         return  # nothing would be left to go back to
     root = layout.checkpoint_dir(RUN_DIR, whole[0]) + "/"

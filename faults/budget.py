@@ -6,7 +6,7 @@ here, so that a fault outside the promise is never a failure of the run:
   - at most `CRASHES_MAX` deaths, since a rollout is given up after `LOST_ATTEMPTS_MAX` attempts without a reply;
   - no single delay over `DELAY_MAX_S`, so that the chaos ends within the time that a run may take, and that no copy of
     a call comes later than servers look out for it (`FORGOTTEN_S`);
-  - a bit flips in the newest checkpoint only while there is an older one to go back to (`faults.acts`).
+  - a bit flips in the newest checkpoint only while there is an older one to go back to, which is kept (`faults.acts`).
 
 Must not know: seeds, how a plan is drawn.
 """
