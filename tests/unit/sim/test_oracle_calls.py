@@ -166,6 +166,26 @@ def a_call_that_is_under_way_has_its_row(on: Onlooker, wrong: bool) -> None:
     on.publish("c-1", held)
 
 
+@story(15)
+def a_session_stands_before_a_call_whose_answer_has_reached_it(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c1.1" if wrong else "r.c0.1")
+    on.emit("agent", "net.replied", x=1, status=200)
+    held = checkpoint("r.c0.1")
+    started(on, "r.c0.1")
+    on.publish("c-1", held)
+
+
+@story(15)
+def an_answer_that_its_server_broke_off_was_one(on: Onlooker, wrong: bool) -> None:
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c1.1")
+    if not wrong:
+        on.emit("policy", "gate.broken", call="r.c1.1", why="the worker is lost")
+    on.emit("agent", "net.replied", x=1, status=200)
+    started(on, "r.c0.1")
+    asks(on, 2, "agent", "policy", COMPLETIONS, call="r.c1.2")
+    on.publish("c-1", checkpoint("r.c0.1"))
+
+
 def started(on: Onlooker, call: str) -> None:
     tap = on.world.network.tap
     assert tap is not None
@@ -230,6 +250,20 @@ def a_signal_in_a_checkpoint_is_forgotten(on: Onlooker, wrong: bool) -> None:
     if not wrong:
         on.emit("controller", "collector.checkpoint_opened")
     on.emit("", "world.complete")
+
+
+@story(96)
+def rows_go_on_being_sent_although_a_checkpoint_was_asked_for_in_one(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "node.started", epoch=1)
+    on.emit("controller", "collector.checkpoint_opened")
+    on.emit("controller", "collector.signal", signal="SIGUSR1")
+    on.emit("controller", "collector.checkpoint_closed")
+    for number in range(3):
+        later(on, 1.0)
+        on.emit("controller", "collector.dispatch", episode=f"t{number}")
+        if number == 1 and not wrong:
+            on.emit("controller", "collector.checkpoint_opened")
+            on.emit("controller", "collector.checkpoint_closed")
 
 
 @story(96)

@@ -166,3 +166,22 @@ def test_more_checkpoints_than_are_kept_are_seen_at_the_end(there: int) -> None:
         on.publish(f"c-{number + 1}", checkpoint())
     on.oracle.run_directory.kept()
     assert on.found == ({"INV-51"} if there > 2 else set())
+
+
+def test_a_pointer_is_looked_at_as_soon_as_it_is_durable() -> None:
+    """INV-48: no crash has come, and nobody has said that anything is published."""
+    on = Onlooker()
+    on.write("c-1", checkpoint())
+    on.emit("controller", "disk.step", step="files.sync_dir")
+    assert on.found == set()
+    pointer = {"schema_version": 1, "checkpoint_id": "c-1", "sequence": 1, "published": ["c-1"]}
+    file = on.files.create(layout.latest(RUN_DIR))
+    file.write(json.dumps(pointer))
+    file.fsync()
+    on.emit("controller", "disk.step", step="files.sync_dir")
+    assert on.found == set(), "its name is not durable yet"
+    on.files.fsync_dir(RUN_DIR)
+    on.emit("policy", "disk.step", step="ledger.write")
+    assert on.found == set(), "somebody else's step"
+    on.emit("controller", "disk.step", step="files.create")
+    assert "INV-48" in on.found

@@ -175,6 +175,15 @@ def a_retire_frees_the_next_attempt(on: Onlooker, wrong: bool) -> None:
 
 
 @story(31)
+def a_rollout_leaves_whose_only_call_was_withdrawn_meanwhile(on: Onlooker, wrong: bool) -> None:
+    on.emit("policy", "retire.freeing", live=["r-a1", "r-a2", "r.b"])
+    on.emit("policy", "gate.withdrawn", episode="r-a2" if wrong else "r.b", call="c", why="fenced", failed=False)
+    done = {"episodes": ["r-a1"], "remaining": [], "live": ["r-a2"], "marks": {"r": 1}}
+    on.emit("policy", "admission.stopped", asked=["r-a1"], refused=[True], stopped=[])
+    on.emit("policy", "retire.done", **done)
+
+
+@story(31)
 def a_retire_marks_the_next_attempt(on: Onlooker, wrong: bool) -> None:
     retire(on, marks={"r": 2 if wrong else 1})
 
@@ -390,6 +399,16 @@ def an_attempt_is_sent_again(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "node.started", epoch=2)
     on.emit("controller", "collector.retire", episodes=["r-a1"])
     on.emit("controller", "collector.dispatch", episode="r-a1" if wrong else "r-a2")
+
+
+@story(38)
+def what_was_given_up_is_continued(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.dispatch", episode="r")
+    on.emit("controller", "collector.retire", episodes=["r"])
+    if wrong:
+        on.emit("controller", "collector.dispatch", episode="r-a1")
+    on.emit("controller", "node.started", epoch=2)
+    on.emit("controller", "collector.restored", checkpoint_id="c-0", restore_id="x-restore", installed=["r-a1"])
 
 
 @story(90)
