@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from sim.streams import stream
 from sim.trace import Row, Trace, describe
 
 FIRST_PID = 1001
+_FRAMES_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class World:
             error = exc
             while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
                 error = error.exceptions[0]
-            self.record("", "script", error, describe(error))
+            self.record("", "script", error, describe(error) + _caused(error))
         return RunResult(
             seed=self.seed,
             hash=self.trace.hexdigest(),
@@ -205,6 +207,16 @@ class World:
             errors=tuple(self.errors),
             probes=dict(sorted(self.probes.items())),
         )
+
+
+def _caused(error: BaseException) -> str:
+    """Of an error that only says that trio broke: what broke it, and where."""
+    cause = error.__cause__
+    if not isinstance(error, trio.TrioInternalError) or cause is None:
+        return ""
+    frames = traceback.extract_tb(cause.__traceback__)[-_FRAMES_SHOWN:]
+    places = [f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames]
+    return f"; {describe(cause)} in {' > '.join(places)}"
 
 
 def run_world(

@@ -16,6 +16,7 @@ import trio
 from gym_ckpt.errors import PeerLost
 from gym_ckpt.ports import FileSystem, Ports
 from sim import ports as ports_module
+from sim import world as world_module
 from sim.epoch import Epoch
 from sim.fates import CalmFates, DiskFate, ProbeFate
 from sim.world import RunResult, World, run_world
@@ -528,3 +529,18 @@ def test_signals_reach_listeners_and_kill_without_one() -> None:
 
     rows = run_world(0, script, keep_all_rows=True).check().rows_tail
     assert [row.fields["signal"] for row in rows if row.event == "got"] == ["SIGUSR1", "SIGTERM"]
+
+
+def test_an_error_that_breaks_trio_itself_says_what_it_was_and_where() -> None:
+    def boom() -> None:
+        raise KeyError("a task that had exited")
+
+    try:
+        try:
+            boom()
+        except KeyError as cause:
+            raise trio.TrioInternalError("internal error in Trio") from cause
+    except trio.TrioInternalError as error:
+        said = world_module._caused(error)
+    assert said.startswith("; KeyError: 'a task that had exited' in test_crash.py:") and said.endswith(" boom")
+    assert world_module._caused(KeyError("x")) == ""
