@@ -535,12 +535,11 @@ def test_an_error_that_breaks_trio_itself_says_what_it_was_and_where() -> None:
     def boom() -> None:
         raise KeyError("a task that had exited")
 
+    error = trio.TrioInternalError("internal error in Trio")
     try:
-        try:
-            boom()
-        except KeyError as cause:
-            raise trio.TrioInternalError("internal error in Trio") from cause
-    except trio.TrioInternalError as error:
-        said = world_module._caused(error)
+        boom()
+    except KeyError as cause:
+        error.__cause__ = cause
+    said = world_module._caused(error)
     assert said.startswith("; KeyError: 'a task that had exited' in test_crash.py:") and said.endswith(" boom")
     assert world_module._caused(KeyError("x")) == ""
