@@ -30,7 +30,7 @@ from faults.catalogue import EVERYTHING, At, OnRow, Restart, When, kind_of
 from faults.plan import Plan
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.wire import json
-from sim.cluster import CONTROLLER, HOSTS, SECOND_POLICY, servers_of
+from sim.cluster import CONTROLLER, HOSTS
 from sim.reference import Output, output_of
 from sim.workload import STEP_TOKENS, Workload, workload
 
@@ -64,7 +64,7 @@ class RealRun:
     def __init__(self, nursery: Nursery, links: Links, folder: Path, plan: Plan) -> None:
         self._nursery, self._links, self._folder, self._plan = nursery, links, folder, plan
         self._workload: Workload = workload(plan.setup.workload)
-        self._servers = servers_of(self._workload)
+        self._servers = self._workload.servers
         self._due: list[tuple[float, Callable[[], None]]] = []
         self._struck: Counter[str] = Counter()
         self._statuses: list[int] = []
@@ -120,7 +120,7 @@ class RealRun:
 
     def _toml(self, urls: dict[str, str]) -> str:
         setup, work = self._plan.setup, self._workload
-        models = [name for name in ("policy", SECOND_POLICY) if name in urls]
+        models, workers = list(work.policies), list(work.workers)
         every = "" if setup.every_s is None else f"checkpoint_every_s = {setup.every_s}\n"
         ledger = 'ledger_dir = "ledger"\n' if work.captured else ""
         verifier = 'verifier = "verifier"\n' if work.judged else ""
@@ -129,8 +129,10 @@ class RealRun:
             "agent": f'kind = "agent"\nmodel = {json.dumps(models).decode()}\nstream = {str(work.stream).lower()}\n',
             "inventory": 'kind = "resources"\ngym = "inventory"\n',
             "verifier": 'kind = "resources"\ngym = "answer"\n',
-            **dict.fromkeys(models, f'kind = "model"\nworkers = ["worker"]\n{ledger}'),
-            "worker": f'kind = "inference"\ntokens_per_s = {work.tokens_per_s}\nstep_tokens = {STEP_TOKENS}\n',
+            **dict.fromkeys(models, f'kind = "model"\nworkers = {json.dumps(workers).decode()}\n{ledger}'),
+            **dict.fromkeys(
+                workers, f'kind = "inference"\ntokens_per_s = {work.tokens_per_s}\nstep_tokens = {STEP_TOKENS}\n'
+            ),
         }
         servers = "".join(f'\n[servers.{name}]\nurl = "{urls[name]}"\n{tables[name]}' for name in self._servers)
         return (

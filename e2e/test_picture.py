@@ -15,10 +15,11 @@ import pytest
 
 from e2e.browser import HOW_TO_GET_IT, Browser, find
 from gym_ckpt.types import EpisodeId
-from sim.cluster import CONTROLLER, SECOND_POLICY, SERVERS
+from sim.cluster import CONTROLLER
 from sim.picture import html
 from sim.run import Verdict, run_seed
 from sim.trace import Row
+from sim.workload import SECOND_POLICY, SERVERS
 
 pytestmark = pytest.mark.e2e
 

@@ -28,8 +28,6 @@ from gym_ckpt.errors import ConfigError
 from sim.streams import stream
 from sim.workload import WORKLOADS, workload
 
-SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
-SECOND_POLICY = "policy2"
 """Where tokens are captured."""
 CONTROLLER = "controller"
 
@@ -213,16 +211,20 @@ class _Drawing:
         self.chance = chance
         self.chaos_s = chaos_s
         self.setup = setup
-        self.policies: tuple[str, ...] = ("policy",)
-        self.servers: tuple[str, ...] = SERVERS
-        if workload(setup.workload).captured:
-            self.policies, self.servers = ("policy", SECOND_POLICY), (*SERVERS, SECOND_POLICY)
-        self.participants = tuple(name for name in self.servers if name != "worker")
+        work = workload(setup.workload)
+        self.policies, self.servers, self.workers = work.policies, work.servers, work.workers
+        self.participants = tuple(name for name in self.servers if name not in self.workers)
         self.nodes = (*self.servers, CONTROLLER)
 
     def policy(self) -> str:
         """One of the policy-model servers."""
         return self.chance.choice(self.policies)
+
+    def one_of(self, name: str) -> str:
+        """The server, or one of those that do the same as it."""
+        if name == "policy":
+            return self.policy()
+        return self.chance.choice(self.workers) if name == "worker" and self.workers[1:] else name
 
     def time(self) -> float:
         """Some time in the chaos, more often early: an undisturbed run takes about four seconds."""
@@ -284,7 +286,7 @@ class _Drawing:
             dst, route = chance.choice((*self.participants, EVERYTHING)), chance.choice(tuple(CONTROL))
             return dst, route, chance.randint(1, CONTROL[route] * (5 if dst == EVERYTHING else 1)), n
         dst, route, count = chance.choice(DATA)
-        dst = self.policy() if dst == "policy" else dst
+        dst = self.one_of(dst)
         return dst, route, chance.randint(1, count), n
 
 

@@ -33,7 +33,7 @@ def _open(d: Drawing) -> When:
 
 def _route(d: Drawing) -> tuple[str, str, int]:
     dst, route, count = d.chance.choice(ROUTES)
-    return (d.policy() if dst == "policy" else dst), route, d.chance.randint(1, count)
+    return d.one_of(dst), route, d.chance.randint(1, count)
 
 
 def _host(d: Drawing) -> Fault:

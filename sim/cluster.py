@@ -33,18 +33,15 @@ from gym_ckpt.settings import (
 from gym_ckpt.wire.messages import Status
 from sim import gyms
 from sim.node import Main
-from sim.workload import STEP_TOKENS, Workload
+from sim.workload import SECOND_POLICY, SECOND_WORKER, STEP_TOKENS, Workload
 from sim.world import World
 
 TOKEN = "simulated"
 CONTROLLER = "controller"
-SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
-SECOND_POLICY = "policy2"
-"""Where tokens are captured: another policy-model server, which shares the ledger."""
 HOSTS = {
     "head": ("controller", "environment"),
     "cpu": ("agent", "inventory", "verifier"),
-    "gpu": ("policy", SECOND_POLICY, "worker"),
+    "gpu": ("policy", SECOND_POLICY, "worker", SECOND_WORKER),
 }
 """What runs where."""
 RUN_DIR, INPUT, OUTPUT, LEDGER = "/run", "/data/tasks.jsonl", "/data/rows.jsonl", "/ledger"
@@ -82,17 +79,12 @@ class Quiet:
     def stop(self) -> None: ...
 
 
-def servers_of(workload: Workload) -> tuple[str, ...]:
-    """The nodes of the workload's cluster, without the controller."""
-    return (*SERVERS, SECOND_POLICY) if workload.captured else SERVERS
-
-
 def settings_of(workload: Workload, options: Options) -> GymSettings:
     """The configuration of the simulated gym."""
-    urls = {name: f"http://{name}:80" for name in servers_of(workload)}
+    urls = {name: f"http://{name}:80" for name in workload.servers}
     ledger_dir = LEDGER if workload.captured else None
     inventory = gyms.RESTARTING if workload.restarts else gyms.INVENTORY
-    models = [name for name in ("policy", SECOND_POLICY) if name in urls]
+    models = workload.policies
     return GymSettings(
         control_token=TOKEN,
         checkpoint=CheckpointSettings(grace_s=options.grace_s) if options.checkpoint else None,
@@ -103,13 +95,14 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
                 resources="inventory",
                 verifier="verifier" if workload.judged else None,
             ),
-            "agent": AgentSettings(url=urls["agent"], model=tuple(models), stream=workload.stream),
+            "agent": AgentSettings(url=urls["agent"], model=models, stream=workload.stream),
             "inventory": ResourcesSettings(url=urls["inventory"], gym=inventory),
             "verifier": ResourcesSettings(url=urls["verifier"], gym=gyms.ANSWER),
-            **{name: ModelSettings(url=urls[name], workers=("worker",), ledger_dir=ledger_dir) for name in models},
-            "worker": InferenceSettings(
-                url=urls["worker"], tokens_per_s=workload.tokens_per_s, step_tokens=STEP_TOKENS
-            ),
+            **{name: ModelSettings(url=urls[name], workers=workload.workers, ledger_dir=ledger_dir) for name in models},
+            **{
+                name: InferenceSettings(url=urls[name], tokens_per_s=workload.tokens_per_s, step_tokens=STEP_TOKENS)
+                for name in workload.workers
+            },
         },
     )
 
@@ -127,7 +120,7 @@ class Cluster:
         self.lives = 0
         """Lives of the controller so far."""
         world.network.shown = {CALL_ID: "call"}  # whose call of the model a message is, for the pictures
-        self.servers = servers_of(workload)
+        self.servers = workload.servers
         for name in self.servers:
             world.add_node(name, self._server(name))
         world.add_node(CONTROLLER, self._controller)

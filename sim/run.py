@@ -24,7 +24,7 @@ from faults.draw import draw
 from faults.inject import Injector
 from faults.plan import Plan
 from gym_ckpt.ports import Ports
-from sim.cluster import CONTROLLER, Cluster, Options, servers_of, until
+from sim.cluster import CONTROLLER, Cluster, Options, until
 from sim.determinism import park
 from sim.gyms import Misbehaved
 from sim.keeper import Comeback, Keeper
@@ -115,7 +115,7 @@ class _Run:
         setup = plan.setup
         self._brief = brief
         self._seed, self._profile, self._plan = seed, profile, plan
-        self._injector = Injector(seed, plan, (*servers_of(workload(setup.workload)), CONTROLLER), CONTROLLER)
+        self._injector = Injector(seed, plan, (*workload(setup.workload).servers, CONTROLLER), CONTROLLER)
         self._world = World(
             seed,
             self._injector,

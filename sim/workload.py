@@ -21,12 +21,17 @@ TOKENS_PER_S = 130.0
 token is written, hashed and read a dozen times. The longest (120 of text, some 40 of a tool call) must end within the
 shortest time that `faults.draw` gives a checkpoint: a stream that has begun cannot be cut, and would block each one."""
 STEP_TOKENS = 45
+SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
+SECOND_POLICY = "policy2"
+"""Where tokens are captured: another policy-model server, which shares the ledger."""
+SECOND_WORKER = "worker2"
+"""Where rollouts are spread over two inference workers, and each is the other's refuge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`tasks`: id → prompt. `tokens_per_s`: of one generation. `captured`: two policy servers share
-    a ledger. `restarts`: no session can be captured."""
+    a ledger. `spread`: one policy server has two workers. `restarts`: no session can be captured."""
 
     number: int
     tasks: tuple[tuple[str, str], ...]
@@ -35,7 +40,23 @@ class Workload:
     tokens_per_s: float
     concurrency: int
     captured: bool = False
+    spread: bool = False
     restarts: bool = False
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Its policy-model servers."""
+        return ("policy", SECOND_POLICY) if self.captured else ("policy",)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Its inference workers, which take no part in checkpoints."""
+        return ("worker", SECOND_WORKER) if self.spread else ("worker",)
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The nodes of its cluster, without the controller."""
+        return (*SERVERS, *self.policies[1:], *self.workers[1:])
 
     def input(self) -> bytes:
         """The input file of the collection run."""
@@ -57,6 +78,7 @@ def workload(number: int, rollouts: int = 8) -> Workload:
         tokens_per_s=TOKENS_PER_S,
         concurrency=rollouts if number % 4 else max(2, rollouts // 2),
         captured=number % 4 in (1, 2),
+        spread=number % 4 == 3,
         restarts=number == RESTARTING,
     )
 

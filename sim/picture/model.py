@@ -20,7 +20,7 @@ from gym_ckpt.types import EpisodeId
 from sim.run import Verdict
 from sim.trace import Row
 
-LANES = ("controller", "environment", "agent", "inventory", "verifier", "policy", "policy2", "worker")
+LANES = ("controller", "environment", "agent", "inventory", "verifier", "policy", "policy2", "worker", "worker2")
 """From top to bottom, as work goes through them; nodes that have other names follow in the order of their first row."""
 ON_THE_WIRE = frozenset({"lose", "delay", "duplicate", "overrun", "partition"})
 """Kinds of faults that strike the request which follows them in the trace."""

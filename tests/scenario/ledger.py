@@ -16,10 +16,10 @@ from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
-from sim.cluster import LEDGER, SECOND_POLICY, TOKEN, Options, settings_of
+from sim.cluster import LEDGER, TOKEN, Options, settings_of
 from sim.node import Main
 from sim.oracle.ledger import FENCE, ROWS, STARTED, Shelf
-from sim.workload import workload
+from sim.workload import SECOND_POLICY, workload
 from sim.world import World
 
 CAPTURED = 1

@@ -15,8 +15,8 @@ from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
-from sim.cluster import SERVERS, TOKEN, Cluster, Options, until
-from sim.workload import workload
+from sim.cluster import TOKEN, Cluster, Options, until
+from sim.workload import SERVERS, workload
 from sim.world import World
 
 R = EpisodeId("r")

@@ -13,7 +13,7 @@ from faults.budget import within_budget
 from faults.catalogue import At, Fault, OnPhase, OnRow, Restart, kind_of
 from faults.draw import AREAS, KINDS, PROFILES, draw
 from faults.plan import Plan, Setup, dump, load
-from sim.cluster import HOSTS, servers_of
+from sim.cluster import HOSTS
 from sim.network import parse
 from sim.oracle.findings import caller
 from sim.report import screen
@@ -127,7 +127,7 @@ def test_malformed_ids_are_malformed() -> None:
 
 
 def test_hosts_hold_every_node() -> None:
-    nodes = {"controller", *(name for number in range(13) for name in servers_of(workload(number)))}
+    nodes = {"controller", *(name for number in range(13) for name in workload(number).servers)}
     assert sorted(name for host in HOSTS.values() for name in host) == sorted(nodes)
 
 
