@@ -14,7 +14,7 @@ from gym_ckpt.wire import json
 from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
 from sim.report import screen
 from sim.run import run_seed
-from sim.workload import SERVERS, workload
+from sim.workload import workload
 from sim.world import World
 
 
@@ -31,10 +31,11 @@ def test_a_run_killed_twenty_times_ends_with_every_row_the_long_ones_too() -> No
 def test_episodes_that_hang_on_every_attempt_end_in_terminal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the job is stopped and started again before a time-out has passed: time worked counts on."""
     monkeypatch.setattr("sim.cluster.MAX_ATTEMPTS", 2)
-    plan = Plan(faults=(Lose("worker", "completions", "hang", 1, 10**6),))
-    injector = Injector(1, plan, (*SERVERS, CONTROLLER), CONTROLLER)
+    work = workload(3)
+    plan = Plan(faults=tuple(Lose(each, "completions", "hang", 1, 10**6) for each in work.workers))
+    injector = Injector(1, plan, (*work.servers, CONTROLLER), CONTROLLER)
     world = World(1, injector)
-    cluster = Cluster(world, workload(3), Options(every_s=3.0))
+    cluster = Cluster(world, work, Options(every_s=3.0))
     environment = cluster.gym.servers["environment"]
     assert isinstance(environment, EnvironmentSettings)
     cluster.gym.servers["environment"] = msgspec.structs.replace(environment, episode_timeout_s=10.0)

@@ -61,7 +61,7 @@ def test_what_was_lost_says_by_which_fault(found: Diagram) -> None:
 
 def test_messages_of_the_model_belong_to_their_rollout(verdict: Verdict, found: Diagram) -> None:
     calls = {row.fields["call_id"] for row in verdict.rows if row.event == "inference.started"}
-    to_worker = [each for each in found.messages if each.dst == "worker" and each.kind == "model"]
+    to_worker = [each for each in found.messages if each.dst in ("worker", "worker2") and each.kind == "model"]
     assert to_worker and all(each.rollout for each in to_worker)
     assert {each.rollout for each in to_worker} >= {call.split(".c")[0] for call in calls if "-a" not in call}
 
@@ -90,7 +90,7 @@ def test_planned_windows_and_struck_faults_are_there(verdict: Verdict, found: Di
 
 
 def test_who_only_looks_has_no_lane(found: Diagram) -> None:
-    assert found.lanes == ("controller", "environment", "agent", "inventory", "verifier", "policy", "worker")
+    assert found.lanes == ("controller", "environment", "agent", "inventory", "verifier", "policy", "worker", "worker2")
 
 
 def test_a_violation_that_no_event_shows_stands_at_its_time(verdict: Verdict) -> None:
