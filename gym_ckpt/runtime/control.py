@@ -355,7 +355,7 @@ class ControlPlane:
         async with self._import_serial:
             try:
                 with scope:
-                    reply = await import_scope(self._participant, checkpoint_id, target)
+                    reply = await import_scope(self._participant, checkpoint_id, target, lambda: scope.cancel_called)
                 if reply is None:
                     raise InvalidPhase("the restore was ended before it was done")
             except AssertionError:

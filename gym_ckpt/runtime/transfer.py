@@ -5,7 +5,7 @@ Knows neither phases nor leases: the control plane says when, and what becomes o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from gym_ckpt.core.phases import Phase, Target
 from gym_ckpt.errors import (
     ExportFailed,
     InvalidCheckpointState,
+    InvalidPhase,
     InvalidRolloutId,
     NotLossless,
     ProtocolError,
@@ -61,8 +62,13 @@ async def export_scope(participant: Participant, checkpoint_id: str, target: Tar
     )
 
 
-async def import_scope(participant: Participant, restore_id: str, target: Target) -> RestoreReply:
+async def import_scope(
+    participant: Participant, restore_id: str, target: Target, ended: Callable[[], bool]
+) -> RestoreReply:
     """Read the scope's records, check them all, then install them under the next attempts; retire 0..N (INV-63).
+
+    `ended`: whether the restore was ended meanwhile. Its cancellation comes too late for work in a thread, which goes
+    on to its end: nothing may count as installed then (INV-60, INV-66).
 
     Raises: what the participant's hooks or the files raise. Something may then be installed: the caller discards it.
     """
@@ -76,6 +82,8 @@ async def import_scope(participant: Participant, restore_id: str, target: Target
     marks.forget(rollout_ids)
     participant.admission.stop(target.scope)  # calls of survivors that wait here already included (INV-35)
     await participant.restore(target.scope, records)
+    if ended():
+        raise InvalidPhase("the restore was ended while its last records were being installed")
     ports.tracer.emit(
         "restore.installed",
         kind=str(participant.kind),

@@ -73,8 +73,10 @@ class Writing(Check):
         """... answers that had leave to begin, and whose head is to come"""
         self._early: Counter[str] = Counter()
         """... streams whose head was sent before that, with nothing but keep-alives (INV-13 sees their data)"""
+        self._said: set[tuple[str, str]] = set()
+        """Server and call: begun, and taken for one of those streams."""
         self._unstaged: Counter[str] = Counter()
-        """... and calls that were delivered without a row, because they could not be staged."""
+        """By capture key: calls that were delivered without a row, because they could not be staged."""
         self._writing: dict[str, dict[str, str]] = {}
         """By node, by call: the capture key of each that has begun and whose row is not there yet."""
         self._restored: set[str] = set()
@@ -134,6 +136,7 @@ class Writing(Check):
         self.begun.add(call)
         if self._early[key]:
             self._early[key] -= 1
+            self._said.add((row.node, call))
         else:
             self._begun[key] += 1
         self._writing.setdefault(row.node, {})[call] = key
@@ -160,8 +163,10 @@ class Writing(Check):
         key = row.fields["episode"]
         if row.fields["failed"]:
             self.failed[row.fields["call"]] = key
-        elif self._begun[key] > self._heads[key]:
-            self._begun[key] -= 1  # a copy of a call that has its row: it is refused, or broken off
+        if (row.node, row.fields["call"]) in self._said:
+            self._said.discard((row.node, row.fields["call"]))  # a stream that is broken off
+        elif self._begun[key]:
+            self._begun[key] -= 1  # refused: no head of an answer is to come
 
     def _phase(self, row: Row) -> None:
         if row.fields["now"] == "prepared":

@@ -1,0 +1,77 @@
+"""A restore that its lease ends while a thread still installs: what comes of that is nobody's (INV-60, INV-66)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.runtime.participant import Record
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CONTROL_PREFIX
+from sim.world import World
+from tests.property.toys import TOKEN, Toy, serve
+
+R = EpisodeId("r")
+URL = "http://model:80"
+GRACE_S, INSTALLS_S = 1.0, 5.0
+
+
+class Slow(Toy):
+    """Its last write of a restore cannot be cancelled, as nothing can that a thread does."""
+
+    async def install(self, records: Sequence[Record]) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(INSTALLS_S)
+        for record in records:
+            self.numbers[record.episode] = record.state
+
+
+async def ask(world: World, operation: str, checkpoint_id: str, **more: Any) -> tuple[int, Any]:
+    body = {"checkpoint_id": checkpoint_id, "deadline_ts": 4e9, "budget_s": 1.0, **more}
+    method, data = ("GET", b"") if operation == "status" else ("POST", json.dumps(body))
+    headers = (("authorization", f"Bearer {TOKEN}"),)
+    reply = await world.client().request(method, URL + CONTROL_PREFIX + operation, headers=headers, body=data)
+    return reply.status, json.loads(reply.body)
+
+
+def test_what_a_thread_installs_after_the_lease_has_ended_the_restore_is_discarded() -> None:
+    toys: list[Slow] = []
+    installed: list[Any] = []
+
+    async def main(ports: Ports) -> None:
+        toys.append(Slow("model", ports))
+        await serve(toys[-1], URL, GRACE_S)
+
+    async def script(world: World) -> None:
+        node = world.nodes["model"]
+        node.start()
+        await anyio.sleep(0.1)
+        await world.client().request("POST", tagged(URL, R, "/add"), body=b"{}")
+        where = {"checkpoint_dir": "/run/c", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
+        assert (await ask(world, "prepare", "c"))[1]["report"]["ready"]
+        assert (await ask(world, "commit", "c", **where))[0] == 200
+        node.crash()
+        node.start()
+        await anyio.sleep(0.1)
+        status, late = await ask(world, "restore", "again", **where)
+        assert status == 409 and late["error"]["code"] == "deadline_exceeded"
+        await anyio.sleep(1.0 + GRACE_S)
+        assert (await ask(world, "status", ""))[1]["phase"] == "idle", "its lease has ended it"
+        await anyio.sleep(INSTALLS_S)
+        status, now = await ask(world, "status", "")
+        assert now["phase"] == "idle" and now["live"] == [] and not toys[-1].numbers
+        assert not installed, "it installed into an open server"
+        reply = await world.client().request("POST", tagged(URL, R.next(), "/add"), body=b"{}")
+        assert reply.status == 409, "and its attempt is retired"
+
+    world = World(1)
+    world.disk.make_dirs("/run")
+    world.add_node("model", main)
+    world.trace.subscribe(installed.append, ("restore.installed",))
+    result = world.run(script, 60.0)
+    assert not result.errors
