@@ -13,7 +13,7 @@ from typing import Any
 from faults.endurance import HEAVY_WORKLOADS
 from gym_ckpt.wire import json
 from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
-from sim.workload import WORKLOADS, workload
+from sim.workload import WORKLOADS, Workload, workload
 from sim.world import World
 
 UNDISTURBED_S = 600.0
@@ -51,15 +51,21 @@ def reference(number: int) -> Reference:
 
 @lru_cache(maxsize=WORKLOADS + HEAVY_WORKLOADS)
 def _played(number: int) -> Reference:
+    return played(workload(number))
+
+
+def played(work: Workload) -> Reference:
+    """The undisturbed run of any workload; raises as `reference`."""
     world = World(0)
-    cluster = Cluster(world, workload(number), Options(checkpoint=False))
+    cluster = Cluster(world, work, Options(checkpoint=False))
 
     async def script(_: World) -> None:
         cluster.start()
         await until(world, lambda: not world.nodes[CONTROLLER].alive, UNDISTURBED_S)
 
     world.run(script, 2 * UNDISTURBED_S).check()
-    assert cluster.complete, f"the undisturbed run of workload {number} ended as {cluster.outcome or cluster.refusal}"
+    ended = cluster.outcome or cluster.refusal
+    assert cluster.complete, f"the undisturbed run of workload {work.number} ended as {ended}"
     data = world.disk.tree(OUTPUT)[OUTPUT]
     output = output_of(data)
     rows = [json.loads(line) for line in data.splitlines()]
