@@ -1,14 +1,15 @@
 """A run directory has one live collector, and belongs to one run (INV-95).
 
 Liveness is a lock that ends with its process, never an age, a pid or a clock; the pid in the file is for people. The
-run is named by `run.json`, made once; should that be lost, by the checkpoints. It must not know what a run is.
+run is named by `run.json`, made once; should that be lost or damaged, by the checkpoints. It must not know what a run
+is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
@@ -17,6 +18,8 @@ from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file
 from gym_ckpt.wire import json
+
+MISSING: Final = "is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def is_new(run_dir: str, run: RunName) -> Job[bool]:
 
 def _claim_run(fs: FileSystem, run_dir: str, run: RunName, attempt_token: str) -> Steps[bool]:
     fresh = _is_new(fs, run_dir, run)
-    if fresh or not fs.exists(layout.run_file(run_dir)):
+    if fresh or _read_run(fs, run_dir)[0] is None:
         data = json.dumps({"run_id": run.run_id, "about": dict(run.about)}) + b"\n"
         yield from replace(fs, layout.run_file(run_dir), data, attempt_token)
         return fresh
@@ -141,29 +144,36 @@ def _claim_run(fs: FileSystem, run_dir: str, run: RunName, attempt_token: str) -
 
 
 def _is_new(fs: FileSystem, run_dir: str, run: RunName) -> bool:
-    path = layout.run_file(run_dir)
-    try:
-        value: Any = json.loads(read_bounded(fs, path, MANIFEST_MAX_BYTES))
-    except FileNotFoundError:
-        return not _has_begun(fs, run_dir, run)
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}): choose another checkpoint_dir") from None
-    if not isinstance(value, dict) or not isinstance(value.get("run_id"), str):
-        raise ConfigError(f"{path} names no run: choose another checkpoint_dir")
-    if value["run_id"] != run.run_id:
+    found, why = _read_run(fs, run_dir)
+    if found is None:
+        return _is_nobodys(fs, run_dir, run, why)
+    if found["run_id"] != run.run_id:
         raise ConfigError(
-            f"{run_dir} belongs to another run{_difference(value.get('about'), run)}: restore what it was, or choose "
+            f"{run_dir} belongs to another run{_difference(found.get('about'), run)}: restore what it was, or choose "
             "another checkpoint_dir"
         )
     return False
 
 
-def _has_begun(fs: FileSystem, run_dir: str, run: RunName) -> bool:
-    """Whether a directory without `run.json` is this run's all the same: nothing else is made before that file, and
-    every checkpoint says whose it is."""
+def _read_run(fs: FileSystem, run_dir: str) -> tuple[dict[str, Any] | None, str]:
+    """What `run.json` says; None, and why, where it cannot be used."""
+    try:
+        value: Any = json.loads(read_bounded(fs, layout.run_file(run_dir), MANIFEST_MAX_BYTES))
+    except FileNotFoundError:
+        return None, MISSING
+    except ValueError as error:
+        return None, f"is damaged ({error})"
+    if not isinstance(value, dict) or not isinstance(value.get("run_id"), str):
+        return None, "names no run"
+    return value, ""
+
+
+def _is_nobodys(fs: FileSystem, run_dir: str, run: RunName, why: str) -> bool:
+    """Whether a directory whose `run.json` cannot be used is new. Nothing else is made before that file, and every
+    checkpoint says whose it is: if all are this run's, so is the directory."""
     left = (layout.latest(run_dir), layout.checkpoints_dir(run_dir), layout.dispatched(run_dir))
-    if not any(fs.exists(path) for path in left):
-        return False
+    if why == MISSING and not any(fs.exists(path) for path in left):
+        return True
     owners = set()
     for checkpoint_id in checkpoint_names(fs, run_dir):
         try:
@@ -173,10 +183,10 @@ def _has_begun(fs: FileSystem, run_dir: str, run: RunName) -> bool:
     if owners != {run.run_id}:
         whose = "its checkpoints are not all of this run" if owners else "no checkpoint in it says whose it is"
         raise ConfigError(
-            f"{layout.run_file(run_dir)} is missing, and {whose}: put that file back, or choose another checkpoint_dir "
-            "and another output"
+            f"{layout.run_file(run_dir)} {why}, and {whose}: put that file back, or choose another checkpoint_dir and "
+            "another output"
         )
-    return True
+    return False
 
 
 def _difference(theirs: Any, run: RunName) -> str:

@@ -60,14 +60,22 @@ def test_checkpoints_of_an_unknown_run_are_not_taken_over(disk: SimFileSystem) -
         take(disk, "a")
 
 
-def test_a_lost_run_file_is_written_anew_where_the_checkpoints_say_whose_they_are(disk: SimFileSystem) -> None:
+@pytest.mark.parametrize("damage", [None, b"{", b"[]"], ids=["lost", "torn", "other"])
+def test_a_run_file_is_written_anew_where_the_checkpoints_say_whose_they_are(
+    disk: SimFileSystem, damage: bytes | None
+) -> None:
     take(disk, "a").lock.release()
+    whole = disk.tree(RUN)[layout.run_file(RUN)]
     checkpoint(disk, "c1", Tokens(), {"run": "evaluation-1"})
     disk.view("x").unlink(layout.run_file(RUN))
-    with pytest.raises(ConfigError, match=r"run\.json is missing"):
+    if damage is not None:
+        file = disk.view("x").create(layout.run_file(RUN))
+        file.write(damage)
+        file.close()
+    with pytest.raises(ConfigError, match=r"run\.json .*, and its checkpoints are not all of this run"):
         take(disk, "b", "evaluation-2")
     assert not take(disk, "a").fresh
-    assert layout.run_file(RUN) in disk.tree(RUN)
+    assert disk.tree(RUN)[layout.run_file(RUN)] == whole
 
 
 def test_without_a_checkpoint_nothing_says_whose_directory_it_was(disk: SimFileSystem) -> None:
