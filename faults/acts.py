@@ -1,4 +1,5 @@
-"""Carries out the faults that nobody asks the fates about: hosts, stopped processes, half-open links, strangers.
+"""Carries out the faults that nobody asks the fates about: hosts, stopped processes, half-open links, strangers,
+rivals.
 
 Functions of an injector and a fault. Must not know how a plan was drawn, or what must hold.
 """
@@ -16,7 +17,7 @@ from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.publication import published
 from gym_ckpt.wire import json
-from sim.cluster import HOSTS, RUN_DIR, TOKEN
+from sim.cluster import HOSTS, OUTPUT, RUN_DIR, TOKEN
 from sim.epoch import Epoch
 from sim.network import NodeClient
 from sim.oracle.files import Picture, incomplete, read
@@ -58,6 +59,8 @@ def take_up(by: Injector, fault: Any) -> None:
             by.upon(fault.when, lambda: _flip(by, fault))
         case faults.Stranger():
             by.upon(fault.when, lambda: _stranger(by, fault))
+        case faults.Rival():
+            by.upon(faults.OnRow("collector.dispatch", fault.k), lambda: _rival(by, fault))
         case _:
             raise AssertionError(f"nobody carries out {fault}")
 
@@ -152,6 +155,21 @@ def _stranger(by: Injector, fault: faults.Stranger) -> None:
             return  # nothing is promised to a stranger whose connection is lost
 
     contextvars.Context().run(world.nursery.start_soon, ask)
+
+
+def _rival(by: Injector, fault: faults.Rival) -> None:
+    """All at once, so that no controller ends meanwhile; what it gets it gives back at once, too."""
+    disk, path = by.world.disk.view("rival"), layout.collector_pid(RUN_DIR)
+    by.count(fault)
+    if fault.how != "claims":
+        for each in (path, layout.output_lock(OUTPUT)):
+            if disk.exists(each):
+                disk.unlink(each)
+    if fault.how != "sweeps":
+        lock = disk.try_lock(path, "rival")
+        if lock is not None:
+            by.world.emit("", "rival.took", swept=fault.how == "takes over")
+            lock.release()
 
 
 def _asks(fault: faults.Stranger, number: int) -> tuple[str, tuple[tuple[str, str], ...], bytes]:

@@ -332,6 +332,36 @@ BUGS: dict[str, Bug] = {
             "INV-92",
             collector.errors_in_groups,
         ),
+        Bug(
+            "forgotten-before-durable",
+            "rollouts are forgotten whose rows are not durable yet",
+            "INV-38",
+            collector.forget_early,
+        ),
+        Bug(
+            "blockers-not-retired",
+            "a missed checkpoint is tried again while its blockers still run",
+            "INV-96",
+            collector.blockers_stay,
+        ),
+        Bug(
+            "second-sigterm-ignored",
+            "a second SIGTERM waits for the checkpoint that the first asked for",
+            "INV-96",
+            collector.second_sigterm_lost,
+        ),
+        Bug(
+            "directory-not-locked",
+            "a collector takes a directory and keeps nobody else out of it",
+            "INV-95",
+            collector.directory_unlocked,
+        ),
+        Bug(
+            "swept-lock-unseen",
+            "a collector does not look whether its lock files are still there",
+            "INV-95",
+            collector.swept_unseen,
+        ),
         *call_patches.BUGS,
         *life_patches.BUGS,
     )

@@ -16,6 +16,8 @@ from faults.others import (
     BadState,
     FailedReply,
     JudgeFails,
+    Rival,
+    RivalDoes,
     SlowWorker,
     StateIs,
     Stranger,
@@ -48,6 +50,8 @@ __all__ = [
     "OnPhase",
     "OnRow",
     "Restart",
+    "Rival",
+    "RivalDoes",
     "SlowWorker",
     "StateIs",
     "Stranger",
@@ -459,6 +463,7 @@ Fault = (
     | JudgeFails
     | BadState
     | Stranger
+    | Rival
 )
 
 

@@ -15,6 +15,7 @@ from gym_ckpt.controller import environment, rollouts, startup, taking
 from gym_ckpt.controller.checkpointer import Checkpointer
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.housekeeping import Housekeeping
+from gym_ckpt.controller.interrupts import Interrupts
 from gym_ckpt.controller.journal import DispatchLog
 from gym_ckpt.controller.rollouts import Rollouts
 from gym_ckpt.controller.taking import Taking
@@ -22,7 +23,7 @@ from gym_ckpt.core.collection import Collection, RowState
 from gym_ckpt.core.collection_restart import DispatchHistory, Restart, plan_restart
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.runtime import groups
-from gym_ckpt.storage import layout, pruning
+from gym_ckpt.storage import layout, ownership, pruning
 from gym_ckpt.storage.pruning import Pruned
 
 
@@ -127,6 +128,49 @@ def commit_retiring() -> Patches:
 
 def restore_given_up() -> Patches:
     return [(DispatchHistory, "gave_up", lambda self, checkpointed: False)]
+
+
+def forget_early() -> Patches:
+    return [(Housekeeping, "_forget", mutated(Housekeeping._forget, "    await shared.rows.sync()\n", ""))]
+
+
+def blockers_stay() -> Patches:
+    old = "            shared.collection.lost(episode)\n"
+    return [(Checkpointer, "_take", mutated(Checkpointer._take, old, "            pass\n"))]
+
+
+def second_sigterm_lost() -> Patches:
+    old = "self.killed = True\n        self.everything.cancel()"
+    new = "return"
+    return [(Interrupts, "signal", mutated(Interrupts.signal, old, new))]
+
+
+class _Nobodys:
+    """A lock that locks nothing."""
+
+    def release(self) -> None:
+        pass
+
+    def stands(self) -> bool:
+        return True
+
+
+def directory_unlocked() -> Patches:
+    def claim(run_dir: str, note: str) -> Job[Any]:
+        def job(fs: FileSystem) -> Generator[str, None, Any]:
+            (yield from ownership.claim_directory(run_dir, note)(fs)).release()
+            return _Nobodys()
+
+        return job
+
+    return [(startup, "claim_directory", claim)]
+
+
+def swept_unseen() -> Patches:
+    def look(self: ownership.OwnedDisk, fs: FileSystem) -> None:
+        del self, fs
+
+    return [(ownership.OwnedDisk, "_look", look)]
 
 
 def errors_in_groups() -> Patches:

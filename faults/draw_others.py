@@ -5,6 +5,7 @@ As in `faults.draw`, which puts them among the others. Must not know how faults 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, get_args
 
@@ -21,6 +22,11 @@ ROUTES = (
     ("inventory", "take_item", 5), ("inventory", "verify", 8), ("verifier", "verify", 8), ("worker", "completions", 24),
     ("agent", "agent_sessions", 10), ("inventory", "seed_session", 10),
 )  # fmt: skip
+
+
+def draw_rival(chance: random.Random) -> Fault:
+    """Drawn from a stream of its own, so that it moves no other fault."""
+    return faults.Rival(chance.choice(get_args(faults.RivalDoes)), chance.randint(1, 12))
 
 
 def _open(d: Drawing) -> When:

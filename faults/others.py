@@ -1,4 +1,5 @@
-"""Faults that are the behaviour of others: inference workers, authors of tools and judges, strangers.
+"""Faults that are the behaviour of others: inference workers, authors of tools and judges, strangers, a
+second collector.
 
 As in `faults.catalogue`, which is where they are used from.
 """
@@ -11,6 +12,7 @@ from faults.when import Data, When, exchanges, ordinal
 from gym_ckpt.words import counted
 
 StateIs = Literal["huge", "unserializable", "raises"]
+RivalDoes = Literal["claims", "sweeps", "takes over"]
 StrangerAsks = Literal["malformed", "untagged", "untagged_run", "ledger_retire", "ledger_delete"]
 
 
@@ -109,3 +111,19 @@ class Stranger(Data, frozen=True, tag="stranger", tag_field="fault"):
             "ledger_delete": "the framework's delete of a ledger",
         }
         return f"{what[self.asks]} to {self.dst} {self.when.words()}"
+
+
+class Rival(Data, frozen=True, tag="rival", tag_field="fault"):
+    """Another collector wants the run's directory as the controller sends its k-th row; or a cleaner of old files
+    sweeps the controller's lock files away; or both, so that the other one gets it, and ends."""
+
+    how: RivalDoes
+    k: int = 1
+
+    def words(self) -> str:
+        how = {
+            "claims": "another collector wants the directory",
+            "sweeps": "the controller's lock files are swept away",
+            "takes over": "the controller's lock files are swept away, and another collector takes the directory",
+        }
+        return f"{how[self.how]} as row {self.k} is sent"

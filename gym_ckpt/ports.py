@@ -68,6 +68,10 @@ class Lock(Protocol):
 
     def release(self) -> None: ...
 
+    def stands(self) -> bool:
+        """Whether the path still names the file that is locked: once that was removed, it keeps nobody out."""
+        ...
+
 
 class FileSystem(Protocol):
     """POSIX calls, synchronous, on absolute paths with `/`. Every one may raise `OSError` with an errno.

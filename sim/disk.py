@@ -345,7 +345,7 @@ class _View:
         inode.change(Write(self._owner, 0, None))
         inode.change(Write(self._owner, 0, note.encode()))
         self._disk._touch(self._owner, inode)
-        return _SimLock(self, self._disk, inode.serial)
+        return _SimLock(self, self._disk, inode.serial, path)
 
 
 class _Handle:
@@ -406,11 +406,17 @@ class _Handle:
 
 
 class _SimLock:
-    def __init__(self, view: _View, disk: SimFileSystem, serial: int) -> None:
+    def __init__(self, view: _View, disk: SimFileSystem, serial: int, path: str) -> None:
         self._view = view
         self._disk = disk
         self._serial = serial
+        self._path = path
         self._held = True
+
+    def stands(self) -> bool:
+        """As `ports.Lock`. A look at a name that costs nothing and cannot fail."""
+        named = self._disk._lookup(self._path)
+        return self._held and isinstance(named, Inode) and named.serial == self._serial
 
     def release(self) -> None:
         """Give the lock up; nothing when it is gone already, so that the dead cannot free their heir's."""

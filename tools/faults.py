@@ -74,6 +74,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
         ("environment that hangs", "pause, lose.hang_after"),
         ("huge state, unserializable state", "bad_state"),
         ("hostile ids", "stranger"),
+        ("a second collector on the directory, its lock swept away", "rival"),
     ),
 }
 NOT_BUILT: tuple[tuple[str, str], ...] = (

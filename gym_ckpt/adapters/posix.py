@@ -71,13 +71,18 @@ class _File:
 class _FileLock:
     """`ports.Lock`: flock, which the kernel drops with the process."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
+        self._path = path
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             _close_quietly(fd)
+
+    def stands(self) -> bool:
+        with _named(self._path):
+            return self._fd >= 0 and _is_named(self._path, self._fd)
 
 
 class _Chunks(Iterator[bytes]):
@@ -183,10 +188,10 @@ class PosixFileSystem:
         except BaseException:
             os.close(fd)
             raise
-        return _FileLock(fd)
+        return _FileLock(fd, path)
 
 
-_SWEPT: Final = _FileLock(-1)
+_SWEPT: Final = _FileLock(-1, "")
 
 
 class ThreadDisk:

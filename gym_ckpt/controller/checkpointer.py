@@ -16,6 +16,7 @@ from gym_ckpt.controller.shared import Shared
 from gym_ckpt.controller.taking import Missed, Taken, Taking
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import PREPARE_SHARE
+from gym_ckpt.types import keys
 from gym_ckpt.words import counted
 
 
@@ -101,11 +102,14 @@ class Checkpointer:
                     return await self._closed_take(left_s, left_s if last else PREPARE_SHARE * left_s)
                 except Missed as missed:
                     failure = str(missed)
-                    shared.ports.tracer.emit("collector.checkpoint_failed", reason=failure)
+                    again = not last and bool(missed.blockers)
+                    shared.ports.tracer.emit(
+                        "collector.checkpoint_failed", reason=failure, blockers=keys(missed.blockers), again=again
+                    )
                     shared.progress.message(
                         f"no checkpoint: {failure}; {self._in_force()}", event="collector.checkpoint_failed"
                     )
-                    if last or not missed.blockers:
+                    if not again:
                         break
                     blockers = [episode for episode in missed.blockers if shared.collection.is_current(episode)]
                 for episode in blockers:

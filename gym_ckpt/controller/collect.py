@@ -36,10 +36,11 @@ from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core.collection import Collection
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import ROWS_FLUSH_AT_STOP_S
-from gym_ckpt.ports import Lock, Ports
+from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage.files import reason
+from gym_ckpt.storage.ownership import OwnedDisk
 from gym_ckpt.storage.publication import latest
 from gym_ckpt.words import counted
 
@@ -97,7 +98,7 @@ class _Run:
         self._progress = progress
         self._interrupts = interrupts
         self._run_id = ports.entropy.token(6)
-        self._locks: tuple[Lock, ...] = ()
+        self._owned: OwnedDisk | None = None
         self._in_force: str | None = None
         """The checkpoint that a restart would use, as far as is known."""
         self._shared: Shared | None = None
@@ -115,8 +116,8 @@ class _Run:
                 raise
         finally:
             self._progress.stop()
-            for lock in self._locks:
-                lock.release()
+            if self._owned is not None:
+                self._owned.release()
         if self._interrupts.cut_short:
             counts = self._shared.collection.counts() if self._shared is not None else None
             outcome = cut_short(counts, self._in_force, interrupted=self._interrupts.interrupted)
@@ -143,7 +144,7 @@ class _Run:
     async def _start(self) -> Started:
         await self._ports.probe("collector.start")
         started = await start(self._settings, self._ports, self._run_id, self._progress.message, self._servers_ready)
-        self._locks = started.locks
+        self._owned = started.owned
         self._in_force = started.source.checkpoint_id if started.source else None
         return started
 
@@ -189,7 +190,7 @@ class _Run:
         settings = self._settings
         shared = Shared(
             settings,
-            self._ports,
+            self._ports if started.owned is None else replace(self._ports, disk=started.owned),
             self._coordination,
             run=started.run,
             run_id=self._run_id,
@@ -223,6 +224,8 @@ class _Run:
                     await shared.rows.sync()
                     await shared.rows.close()
                     return None
+                except GymCkptError as error:
+                    return str(error)
                 except OSError as error:
                     if not shared.collection.done or shared.fatal is not None or self._interrupts.stopping:
                         return reason(error)

@@ -25,7 +25,7 @@ from gym_ckpt.limits import (
     LOST_ATTEMPTS_MAX,
     RETIRE_BATCH,
 )
-from gym_ckpt.types import EpisodeId
+from gym_ckpt.types import EpisodeId, keys
 
 SERVERS_GONE: Final = (
     "if servers are gone, start them again (gym-ckpt serve CONFIG), and these rows start from input; or stop this run "
@@ -93,6 +93,7 @@ class Housekeeping:
         shared = self._shared
         batch = shared.collection.forget_batch(limit)
         await shared.rows.sync()
+        shared.ports.tracer.emit("collector.forget", episodes=keys(batch))
         if shared.coordination is not None:
             ended = Ended(shared.run, max((episode.attempt for episode in batch), default=0))
             await shared.coordination.forget([episode.rollout_id for episode in batch], ended=ended)

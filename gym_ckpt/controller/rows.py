@@ -41,7 +41,7 @@ class RowFiles:
         self._queued = 0
         self._written = 0
         self._attempted = anyio.Event()
-        self._error: OSError | None = None
+        self._error: OSError | GymCkptError | None = None
 
     @staticmethod
     def encode(episode: EpisodeId, result: dict[str, Any]) -> bytes:
@@ -70,10 +70,12 @@ class RowFiles:
 
         Raises:
             OSError: writing failed meanwhile; it is tried again all the same.
+            GymCkptError: nothing more can be written.
         """
         wanted = self._queued
         while self._written < wanted:
-            await self._attempted.wait()
+            if not isinstance(self._error, GymCkptError):
+                await self._attempted.wait()
             if self._written < wanted and self._error is not None:
                 raise self._error
 
@@ -98,6 +100,7 @@ class RowFiles:
                 await anyio.sleep(delay_s)
                 delay_s = min(2 * delay_s, COLLECT_RETRY_MAX_S)
             except GymCkptError as error:
+                self._tell(error)
                 give_up(str(error))
                 return
             else:
@@ -129,7 +132,7 @@ class RowFiles:
                 del self._failed[: len(failed)]
                 self._written += len(failed)
 
-    def _tell(self, error: OSError | None) -> None:
+    def _tell(self, error: OSError | GymCkptError | None) -> None:
         """A write ended: whoever waits in `sync` looks."""
         self._error = error
         attempted, self._attempted = self._attempted, anyio.Event()

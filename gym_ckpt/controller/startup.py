@@ -20,11 +20,11 @@ from gym_ckpt.controller.published import Source, newest_valid
 from gym_ckpt.controller.rows import RowFiles, failures_path
 from gym_ckpt.core.collection_restart import DispatchHistory, FailureHistory, Restart, plan_restart
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
-from gym_ckpt.ports import FileSystem, Job, Lock, Ports
+from gym_ckpt.ports import FileSystem, Job, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
-from gym_ckpt.storage.ownership import RunName, claim_directory, claim_output, claim_run, is_new
+from gym_ckpt.storage.ownership import OwnedDisk, RunName, claim_directory, claim_output, claim_run, is_new
 from gym_ckpt.storage.pruning import forget_all
 from gym_ckpt.words import counted
 
@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run that may begin. `run`: fingerprint of input and output; `locks`, `journal`: with a checkpoint_dir only."""
+    """A run that may begin. `run`: fingerprint of input and output; `owned`, `journal`: with a checkpoint_dir only."""
 
     input: Input
     run: str
@@ -41,7 +41,7 @@ class Started:
     restart: Restart
     source: Source | None
     journal: DispatchLog | None
-    locks: tuple[Lock, ...] = ()
+    owned: OwnedDisk | None = None
 
 
 async def start(
@@ -62,16 +62,16 @@ async def start(
         await ports.disk.run(refuse_existing(settings.output))
         rows = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
         return Started(read, run.run_id, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None)
-    locks: list[Lock] = []
+    owned = OwnedDisk(ports.disk, f"{ports.pid}\n")
+    ports = replace(ports, disk=owned)
     try:
-        await _claim_both(settings, settings.checkpoint_dir, ports, run, locks)
+        await _claim_both(settings, settings.checkpoint_dir, owned, f"{ports.pid}\n", run)
         await servers_ready()
         await ports.disk.run(claim_run(settings.checkpoint_dir, run, ports.entropy.token()))
         started = await _owned(settings, settings.checkpoint_dir, ports, read, run.run_id, run_id, say)
-        return replace(started, locks=tuple(locks))
+        return replace(started, owned=owned)
     except BaseException:
-        for lock in locks:
-            lock.release()
+        owned.release()
         raise
 
 
@@ -86,16 +86,16 @@ def run_name(settings: CollectSettings, read: Input) -> RunName:
     return RunName(hashlib.sha256(f"{read.digest} {settings.output}".encode()).hexdigest(), about)
 
 
-async def _claim_both(settings: CollectSettings, run_dir: str, ports: Ports, run: RunName, locks: list[Lock]) -> None:
+async def _claim_both(settings: CollectSettings, run_dir: str, disk: OwnedDisk, note: str, run: RunName) -> None:
     """Own directory and output. A new directory becomes this run's only once nobody else's rows are in the output."""
-    note = f"{ports.pid}\n"
-    new = await ports.disk.run(is_new(run_dir, run))
+    beside = layout.output_lock(settings.output)
+    new = await disk.run(is_new(run_dir, run))
     if new:
-        locks.append(await ports.disk.run(claim_output(settings.output, note)))
-        await ports.disk.run(refuse_existing(settings.output))
-    locks.append(await ports.disk.run(claim_directory(run_dir, note)))
+        await disk.claim(beside, claim_output(settings.output, note))
+        await disk.run(refuse_existing(settings.output))
+    await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
     if not new:
-        locks.append(await ports.disk.run(claim_output(settings.output, note)))
+        await disk.claim(beside, claim_output(settings.output, note))
 
 
 async def _owned(

@@ -7,18 +7,20 @@ is.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
-from gym_ckpt.ports import FileSystem, Job, Lock
+from gym_ckpt.ports import Disk, FileSystem, Job, Lock
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file
 from gym_ckpt.wire import json
 
+T = TypeVar("T")
 MISSING: Final = "is missing"
 
 
@@ -36,6 +38,51 @@ class Ownership:
 
     lock: Lock
     fresh: bool
+
+
+class OwnedDisk:
+    """`ports.Disk` of a live collector: no job begins on it once another collector has taken over.
+
+    A lock whose file was removed (a cleaner of old files, a person) keeps nobody out any more. It is taken anew, under
+    its name, before the next job; who finds another file there must not write another byte (INV-95): somebody else has
+    begun since, from what stood in the files then, and may have ended by now.
+    """
+
+    def __init__(self, disk: Disk, note: str) -> None:
+        self._disk = disk
+        self._note = note
+        self._locks: dict[str, Lock] = {}
+        self._looking = threading.Lock()
+
+    async def claim(self, path: str, job: Job[Lock]) -> None:
+        """Take the lock of `path` as the job does. Raises what the job raises."""
+        self._locks[path] = await self._disk.run(job)
+
+    async def run(self, job: Job[T]) -> T:
+        """As `ports.Disk.run`. Raises also `ConfigError`: another collector has the run."""
+
+        def owned(fs: FileSystem) -> Generator[str, None, T]:
+            self._look(fs)
+            return (yield from job(fs))
+
+        return await self._disk.run(owned)
+
+    def release(self) -> None:
+        """Own nothing any more; jobs run as before."""
+        for path in list(self._locks):
+            self._locks.pop(path).release()
+
+    def _look(self, fs: FileSystem) -> None:
+        with self._looking:
+            for path, lock in self._locks.items():
+                if lock.stands():
+                    continue
+                again = None if fs.exists(path) else fs.try_lock(path, self._note)
+                if again is None:
+                    raise ConfigError(
+                        f"{path} was removed, and another collector ({_note(fs, path)}) has the run since"
+                    )
+                self._locks[path] = again
 
 
 def claim(run_dir: str, run: RunName, note: str, attempt_token: str) -> Job[Ownership]:

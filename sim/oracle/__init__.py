@@ -30,6 +30,7 @@ from sim.oracle.gate import Arrivals, Fenced, Held
 from sim.oracle.known import Known
 from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
+from sim.oracle.owning import Blockers, Owned
 from sim.oracle.ready import Final, Readiness, Unchanged
 from sim.oracle.rest import Rest
 from sim.oracle.restore import AllOrNothing, Installing
@@ -78,7 +79,9 @@ class Oracle:
             Delivered(findings, archive),
             Dispatching(findings, CONTROLLER),
             Stops(findings, known),
-            Asked(findings, CONTROLLER, cluster.options.timeout_s),
+            Asked(findings, CONTROLLER, cluster.options.timeout_s, cluster.options.one_sigterm_s),
+            Owned(findings, CONTROLLER),
+            Blockers(findings, CONTROLLER),
             Readiness(findings, models),
             Unchanged(findings),
             Final(findings),

@@ -1,4 +1,5 @@
-"""The controller: what it dispatches, commits, retires and when (INV-2, 38, 90 … 94, 96)."""
+"""The controller: what it dispatches, commits, retires and when (INV-2, 38, 90 … 94, 96). Whose the directory
+is stands in `sim.oracle.owning`."""
 
 from __future__ import annotations
 
@@ -55,6 +56,7 @@ class Dispatching(Check):
             "collector.scope": self._commit,
             "collector.published": self._published,
             "collector.row": self._row,
+            "collector.forget": self._forget,
         }
 
     def _new_life(self, row: Row) -> None:
@@ -139,6 +141,11 @@ class Dispatching(Check):
         self.look(2, f"a second row of {rollout_id} was written" if rollout_id in self._rows else None, row.node)
         self._rows.add(rollout_id)
 
+    def _forget(self, row: Row) -> None:
+        """Forgotten, late calls of its attempts are let in again; a row that a crash takes back would meet them."""
+        early = sorted({each.rollout_id for each in episodes(row.fields["episodes"])} - self._rows)
+        self.look(38, f"{early[0]} is forgotten, and its row is not durable" if early else None, row.node)
+
 
 class Stops(Check):
     """INV-92: what was committed in order to stop is never resumed; what a failed checkpoint closed is."""
@@ -201,10 +208,15 @@ class Asked(Check):
     sent at most `ROUNDS` more times until then, unless attempts have to be retired first.
     """
 
-    def __init__(self, findings: Findings, controller: str, timeout_s: float) -> None:
+    def __init__(self, findings: Findings, controller: str, timeout_s: float, one_sigterm_s: float) -> None:
         super().__init__(findings)
         self._controller = controller
         self._bound_s = 2 * timeout_s + ANSWER_S
+        self._one_sigterm_s = one_sigterm_s
+        self._told: float | None = None
+        """When the first SIGTERM of this life came."""
+        self._killed = False
+        """A second one came, and not together with the first."""
         self._asked: dict[str, float] = {}
         """Signals that nothing has come of yet, and since when."""
         self._open = False
@@ -233,7 +245,8 @@ class Asked(Check):
     def _new_life(self, row: Row) -> None:
         if row.node == self._controller:
             self._asked.clear()
-            self._open = self._sending = self._again = False
+            self._open = self._sending = self._again = self._killed = False
+            self._told = None
 
     def _dispatch(self, row: Row) -> None:
         if not self._sending:
@@ -247,6 +260,9 @@ class Asked(Check):
     def _signal(self, row: Row) -> None:
         self._asked.setdefault(row.fields["signal"], row.t)
         self._again = self._again or (self._open and row.fields["signal"] == "SIGUSR1")
+        if row.fields["signal"] == "SIGTERM":
+            self._killed = self._told is not None and (self._killed or row.t - self._told >= self._one_sigterm_s)
+            self._told = row.t if self._told is None else self._told
 
     def _held_up(self, row: Row) -> None:
         self._again = False
@@ -271,6 +287,9 @@ class Asked(Check):
     def _exit(self, row: Row) -> None:
         if self._asked:
             self.look(96, None if row.fields["message"] else "a stop says nothing", row.node)
+        if self._killed:
+            status = row.fields["status"]
+            self.look(96, f"a second SIGTERM ended it with status {status}" if status != 143 else None, row.node)
         self._asked.clear()
 
     def _over(self, row: Row) -> None:

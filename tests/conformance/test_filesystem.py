@@ -171,6 +171,20 @@ def test_refusals_have_the_same_number(arm: Arm, case: str) -> None:
     assert errno.errorcode[caught.value.errno or 0] == errno.errorcode[code]
 
 
+def test_a_lock_whose_file_was_swept_away_stands_no_more(arm: Arm) -> None:
+    path = f"{arm.root}/lock"
+    held = arm.fs.try_lock(path, "first")
+    assert held is not None and held.stands()
+    arm.other.unlink(path)
+    assert not held.stands()
+    second = arm.other.try_lock(path, "second")
+    assert second is not None and second.stands() and not held.stands(), "it keeps nobody out"
+    held.release()
+    assert second.stands() and arm.fs.try_lock(path, "third") is None, "and frees nobody else's"
+    second.release()
+    assert not second.stands()
+
+
 def test_a_lock_is_exclusive_says_whose_it_is_and_can_be_taken_again(arm: Arm) -> None:
     path = f"{arm.root}/lock"
     held = arm.fs.try_lock(path, "a long first note")

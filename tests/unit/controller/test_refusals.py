@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from gym_ckpt.errors import ConfigError, NotCheckpointable
@@ -89,6 +90,50 @@ async def test_two_live_collectors_do_not_write_one_output(bench: Bench) -> None
 
     await bench.crash(gym, second)
     await bench.run(gym_of(), resume_from_cache=True)
+    bench.check_whole()
+
+
+async def test_a_live_collector_whose_lock_files_were_swept_away_takes_them_again(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def swept() -> None:
+        await gym.busy.wait()
+        (bench.directory / "collector.pid").unlink()
+        (bench.folder / "out.jsonl.lock").unlink()
+        bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+        with pytest.raises(ConfigError, match="in use by another collector"):
+            await Bench(bench.folder).run(gym_of(), resume_from_cache=True)
+
+    await bench.crash(gym, swept)
+
+
+@pytest.mark.parametrize("how", ["a row finishes", "a checkpoint is asked for", "it is stopped"])
+async def test_a_collector_that_another_has_taken_over_from_writes_nothing_more(bench: Bench, how: str) -> None:
+    """Its lock files were swept away, and somebody began on the directory before it looked (INV-95)."""
+    gym = await slow_gym(bench.rows)
+    gym.failing = {"row-0": ["late"]}
+    outcomes = []
+
+    async def taken_over() -> None:
+        await gym.busy.wait()
+        (bench.directory / "collector.pid").unlink()
+        (bench.folder / "out.jsonl.lock").unlink()
+        heir = Bench(bench.folder, runs=7)
+        assert (await heir.run(gym_of(), resume_from_cache=True)).exit_code == 0
+        if how == "a checkpoint is asked for":
+            bench.signals.send("SIGUSR1")
+            await bench.until(lambda: bench.recorder.named("collector.checkpoint_failed"))
+        elif how == "it is stopped":
+            bench.signals.send("SIGTERM")
+            return
+        gym.late.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(taken_over)
+        outcomes.append(await bench.run(gym))
+    assert outcomes[0].exit_code == 1 and "was removed" in outcomes[0].message
+    assert bench.recorder.named("collector.published") == []
     bench.check_whole()
 
 
