@@ -143,7 +143,7 @@ class Dispatching(Check):
 
     def _forget(self, row: Row) -> None:
         """Forgotten, late calls of its attempts are let in again; a row that a crash takes back would meet them."""
-        early = sorted({each.rollout_id for each in episodes(row.fields["episodes"])} - self._rows)
+        early = sorted(self._unwritten.intersection(episodes(row.fields["episodes"])))
         self.look(38, f"{early[0]} is forgotten, and its row is not durable" if early else None, row.node)
 
 
