@@ -159,6 +159,8 @@ def _stranger(by: Injector, fault: faults.Stranger) -> None:
 
 def _rival(by: Injector, fault: faults.Rival) -> None:
     """All at once, so that no controller ends meanwhile; what it gets it gives back at once, too."""
+    if not by.world.nodes[by.controller].alive:
+        return  # it died of the same event, and its directory is nobody's
     disk, path = by.world.disk.view("rival"), layout.collector_pid(RUN_DIR)
     by.count(fault)
     if fault.how != "claims":

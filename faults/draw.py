@@ -19,7 +19,7 @@ import msgspec
 from faults import catalogue as faults
 from faults.budget import within_budget
 from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
-from faults.draw_others import INFERENCE, OTHERS, PLACES, draw_rival
+from faults.draw_others import INFERENCE, OTHERS, PLACES, draw_beside
 from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
 from faults.schedule import draw_schedule
@@ -31,8 +31,8 @@ from sim.workload import WORKLOADS, workload
 """Where tokens are captured."""
 CONTROLLER = "controller"
 
-RIVALS = 0.05
-"""Share of the seeds in which somebody else wants the controller's directory."""
+ANYWHERE = 0.1
+"""Share of the seeds in which somebody does something to the controller, whatever else strikes."""
 POINTS = (
     "agent.boundary", "collector.before_checkpoint", "collector.before_commit", "collector.before_dispatch_log",
     "collector.before_output", "collector.before_publish", "collector.before_restore", "collector.before_retire",
@@ -149,8 +149,8 @@ def draw(seed: int, profile: str) -> Plan:
     if situation is not None:
         made = situation.make(_Drawing(of_situation, chaos_s, setup))
         plan = msgspec.structs.replace(plan, faults=(*made, *plan.faults[: of_situation.choice(BESIDE)]))
-    if wanted.most and (of_others := stream(seed, "rival", profile)).random() < RIVALS:
-        plan = msgspec.structs.replace(plan, faults=(*plan.faults, draw_rival(of_others)))
+    if len(wanted.areas) == len(AREAS) and (beside := stream(seed, "beside", profile)).random() < ANYWHERE:
+        plan = msgspec.structs.replace(plan, faults=(*plan.faults, draw_beside(beside)))
     return within_budget(plan)
 
 

@@ -24,9 +24,15 @@ ROUTES = (
 )  # fmt: skip
 
 
-def draw_rival(chance: random.Random) -> Fault:
-    """Drawn from a stream of its own, so that it moves no other fault."""
-    return faults.Rival(chance.choice(get_args(faults.RivalDoes)), chance.randint(1, 12))
+def draw_beside(chance: random.Random) -> Fault:
+    """Another collector comes, or somebody who has told this one to stop tells it again, since it does not end at once.
+
+    Drawn from a stream of its own, so that it moves no other fault.
+    """
+    if chance.random() < 0.5:
+        return faults.Rival(chance.choice(get_args(faults.RivalDoes)), chance.randint(1, 12))
+    open_at = OnRow("collector.checkpoint_opened", chance.randint(1, 2))
+    return faults.Signal("SIGTERM", open_at, round(chance.choice((0.001, 0.01, chance.uniform(0.1, 0.5))), 3))
 
 
 def _open(d: Drawing) -> When:

@@ -271,7 +271,7 @@ def a_stop_takes_for_ever(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "node.started", epoch=1)
     on.emit("controller", "collector.signal", signal="SIGTERM")
     later(on, 1000.0 if wrong else 10.0)
-    on.emit("controller", "collector.checkpoint_failed", reason="not ready")
+    on.emit("controller", "collector.checkpoint_failed", reason="not ready", blockers=[], again=False)
 
 
 @story(96)
@@ -279,6 +279,52 @@ def a_process_stops_and_does_not_say_why(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "node.started", epoch=1)
     on.emit("controller", "collector.signal", signal="SIGTERM")
     on.emit("controller", "collector.exit", status=0, message="" if wrong else "stopped: no row was in flight")
+
+
+@story(96)
+def a_second_sigterm_is_ignored(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "node.started", epoch=1)
+    on.emit("controller", "collector.signal", signal="SIGTERM")
+    later(on, 0.5)
+    on.emit("controller", "collector.signal", signal="SIGTERM")
+    on.emit("controller", "collector.exit", status=0 if wrong else 143, message="stopped")
+
+
+@story(96)
+def a_checkpoint_is_tried_again_beside_its_blocker(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.dispatch", episode="r")
+    on.emit("controller", "collector.checkpoint_opened")
+    on.emit("controller", "collector.checkpoint_failed", reason="not ready", blockers=["r"], again=True)
+    on.emit("controller", "collector.checkpoint_closed")
+    if not wrong:
+        on.emit("controller", "collector.retire", episodes=["r"])
+    on.emit("controller", "collector.checkpoint_opened")
+
+
+@story(95)
+def another_collector_gets_the_directory(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.dispatch", episode="r")
+    on.emit("", "rival.took", swept=not wrong)
+
+
+@story(95)
+def a_row_is_written_after_another_collector_began(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.dispatch", episode="r")
+    if not wrong:
+        on.emit("controller", "collector.settled", episode="r", outcome="Finished")
+    on.emit("", "rival.took", swept=True)
+    if wrong:
+        on.emit("controller", "collector.settled", episode="r", outcome="Finished")
+    on.emit("controller", "collector.row", episode="r")
+
+
+@story(38)
+def a_rollout_is_forgotten_before_its_row_is_durable(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.dispatch", episode="r")
+    on.emit("controller", "collector.settled", episode="r", outcome="Finished")
+    if not wrong:
+        on.emit("controller", "collector.row", episode="r")
+    on.emit("controller", "collector.forget", episodes=["r"])
 
 
 # ------------------------------------------------------------------------------------------------- told
