@@ -125,7 +125,7 @@ def _broken_tool(d: Drawing) -> Faults:
         faults.Delay("inventory", tool, 1, 20, _between(d, 0.2, 0.5), 0.0)
         for tool in ("add_item", "count_items", "take_item")
     ]
-    return *slow, faults.ToolFails("inventory", d.chance.randint(1, 4), d.chance.randint(1, 3)), _all_lost(d, 1)
+    return *slow, faults.ToolFails("inventory", d.chance.randint(2, 4), d.chance.randint(2, 2)), _all_lost(d, 1)
 
 
 # ------------------------------------------------------------------------------------------------- rows
@@ -213,17 +213,16 @@ def _dies_restored(d: Drawing) -> Faults:
 
 
 def _waits_at_restore(d: Drawing) -> Faults:
-    """A model server dies with the controller; calls of agents that live wait while it restores. Where nobody can
-    retire them, leases end the restore."""
-    chance, policy = d.chance, d.policy()
-    when = OnRow("collector.checkpoint_closed", chance.randint(1, 2))
-    step = chance.choice(("records.read", "records.read_manifest"))
+    """Model servers die with the controller; calls of agents that live wait while they restore. Where nobody can retire
+    them, leases end the restore."""
+    step = d.chance.choice(("records.read", "records.read_manifest"))
     lost: list[Fault] = []
-    if chance.random() < 0.4:
+    if d.chance.random() < 0.4:
         lost = [faults.Lose(each, "retire", "refuse", 1, 400) for each in d.participants]
+    gone = OnRow("collector.checkpoint_closed", 1)
     return (
-        faults.Crash((policy, CONTROLLER), when, Restart("alone", _between(d, 0.0, 0.05))),
-        faults.SlowDisk(policy, _between(d, 0.3, 1.5), 1, 4, step),
+        faults.Crash((*d.policies, CONTROLLER), gone, Restart("alone", 0.0)),
+        *(faults.SlowDisk(policy, _between(d, 0.5, 1.5), 1, 4, step) for policy in d.policies),
         *lost,
     )
 

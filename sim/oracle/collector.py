@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX
 from sim.oracle.findings import Check, Findings, Handler, episode, episodes
 from sim.oracle.known import Known
 from sim.trace import Row
@@ -43,10 +44,16 @@ class Dispatching(Check):
         """Attempts that a retire was begun for."""
         self._unwritten: set[EpisodeId] = set()
         """Finished, and their rows are not written yet."""
+        self._asked: dict[int, str] = {}
+        """Exchanges that ask an environment to run an attempt, with its capture key."""
+        self._answered: set[str] = set()
+        """Attempts of which one of these has ended, in whatever way."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "node.started": self._new_life,
+            "net.request": self._request,
+            **dict.fromkeys(("net.replied", "net.failed", "net.left"), self._answer),
             "collector.checkpoint_opened": self._opened,
             "collector.checkpoint_closed": self._closed,
             "collector.dispatch": self._dispatch,
@@ -86,8 +93,19 @@ class Dispatching(Check):
         self._restored.discard(sent)
         self._in_flight.add(sent)
 
+    def _request(self, row: Row) -> None:
+        if row.node == self._controller and row.fields["path"].endswith("/run"):
+            self._asked[row.fields["x"]] = row.fields["path"].removeprefix(ROLLOUT_PREFIX).partition("/")[0]
+
+    def _answer(self, row: Row) -> None:
+        key = self._asked.pop(row.fields["x"], None)
+        if key is not None:
+            self._answered.add(key)
+
     def _settled(self, row: Row) -> None:
         ended = episode(row.fields["episode"])
+        early = ended.key not in self._answered and ended.key in self._asked.values()
+        self.look(38, f"{ended} is settled, and its own reply has not come" if early else None, row.node)
         if row.fields["outcome"] == "Finished" and ended in self._in_flight:
             self._unwritten.add(ended)
         self._in_flight.discard(ended)

@@ -6,24 +6,57 @@ from collections import Counter
 from collections.abc import Mapping
 
 from gym_ckpt.invariants import one_row_each, rows_equal
+from gym_ckpt.types import Kind
+from gym_ckpt.wire.messages import ROLLOUT_PREFIX
 from sim.oracle.findings import Check, Findings, Handler, episode
 from sim.reference import Output, Reference
 from sim.trace import Row
 
+NO_TOOLS = frozenset({"verify", "seed_session", "close_session"})
+"""Calls of a resources server that are no tool's."""
+
 
 class Effects(Check):
-    """INV-3 as it happens: within one life of a server no tool step of an attempt has its effect twice."""
+    """INV-3 as it happens: within one life of a server no tool step of an attempt has its effect twice, and none that
+    broke off, with who knows how much of its effect, is in a checkpoint from which it would be done again."""
 
     def __init__(self, findings: Findings, reference: Reference) -> None:
         super().__init__(findings)
         self._steps = reference.steps
         self._seen: dict[str, set[str]] = {}
+        self._calls: dict[int, str] = {}
+        """Tagged calls of a name of one part, as tools have: by exchange, whose."""
+        self._broken: dict[str, set[str]] = {}
+        """By server: capture keys of sessions in which a call raised."""
 
     def handlers(self) -> Mapping[str, Handler]:
-        return {"node.started": self._new_life, "tool.effect": self._effect}
+        return {
+            "node.started": self._new_life,
+            "net.request": self._request,
+            "net.duplicate": self._request,
+            "handler.error": self._raised,
+            "commit.exported": self._exported,
+            "tool.effect": self._effect,
+        }
 
     def _new_life(self, row: Row) -> None:
         self._seen.pop(row.node, None)
+        self._broken.pop(row.node, None)
+
+    def _request(self, row: Row) -> None:
+        key, _, route = row.fields["path"].removeprefix(ROLLOUT_PREFIX).partition("/")
+        if "/" not in route and route not in NO_TOOLS and row.fields["path"].startswith(ROLLOUT_PREFIX):
+            self._calls[row.fields["x"]] = key
+
+    def _raised(self, row: Row) -> None:
+        key = self._calls.get(row.fields["x"])
+        if key is not None:
+            self._broken.setdefault(row.node, set()).add(key)
+
+    def _exported(self, row: Row) -> None:
+        if row.fields["kind"] == Kind.RESOURCES:
+            odd = sorted(self._broken.get(row.node, set()).intersection(row.fields["episodes"]))
+            self.look(3, f"the session of {odd[0]}, in which a tool broke off, is exported" if odd else None, row.node)
 
     def _effect(self, row: Row) -> None:
         key, at = row.fields["key"], episode(row.fields["episode"])

@@ -388,6 +388,15 @@ def an_effect_happens_twice(on: Onlooker, wrong: bool) -> None:
 
 
 @story(3)
+def a_session_in_which_a_tool_broke_off_is_exported(on: Onlooker, wrong: bool) -> None:
+    route = "add_item" if wrong else "verify"
+    on.emit("agent", "net.request", x=1, dst="inventory", method="POST", path=f"/ng-rollout/r/{route}")
+    on.emit("inventory", "handler.error", x=1, error="ValueError: the author's")
+    held = checkpoint()
+    on.publish("c-1", {"inventory": held["inventory"], **held})
+
+
+@story(3)
 def there_are_more_effects_than_steps(on: Onlooker, wrong: bool) -> None:
     revision = 3 if wrong else 2
     on.emit("inventory", "tool.effect", episode="r", key="r:tool2", revision=revision, session="s", tool="add_item")
@@ -399,6 +408,18 @@ def an_attempt_is_sent_again(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "node.started", epoch=2)
     on.emit("controller", "collector.retire", episodes=["r-a1"])
     on.emit("controller", "collector.dispatch", episode="r-a1" if wrong else "r-a2")
+
+
+@story(38)
+def the_reply_of_an_attempt_that_was_given_up_settles_the_next(on: Onlooker, wrong: bool) -> None:
+    for number, key in enumerate(("r", "r-a1")):
+        on.emit("controller", "collector.dispatch", episode=key)
+        path = f"/ng-rollout/{key}/run"
+        on.emit("controller", "net.request", x=number, dst="environment", method="POST", path=path)
+        if not number:
+            on.emit("controller", "collector.retire", episodes=["r"])
+    on.emit("controller", "net.replied", x=0 if wrong else 1, status=409)
+    on.emit("controller", "collector.settled", episode="r-a1", outcome="Lost")
 
 
 @story(38)
