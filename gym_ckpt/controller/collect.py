@@ -23,6 +23,7 @@ from gym_ckpt.controller.outcome import (
     complete,
     cut_short,
     stopped,
+    unwritten,
 )
 from gym_ckpt.controller.progress import Progress
 from gym_ckpt.controller.restoring import restore
@@ -180,11 +181,11 @@ class _Run:
                     tasks.start_soon(checkpointer.run)
                 shared.changed()
                 await shared.ended.wait()
-                unwritten = await self._end(shared, housekeeping, checkpointer)
+                why = await self._end(shared, housekeeping, checkpointer)
                 tasks.cancel_scope.cancel()
         finally:  # after the tasks: a publication under way is not cut short, and may name another one still
             self._in_force = checkpointer.previous if checkpointer is not None else None
-        return await self._outcome(shared, checkpointer, unwritten)
+        return await self._outcome(shared, checkpointer, why)
 
     def _share(self, started: Started) -> Shared:
         settings = self._settings
@@ -231,12 +232,13 @@ class _Run:
                         return reason(error)
         return f"writing takes longer than {ROWS_FLUSH_AT_STOP_S:g} s"
 
-    async def _outcome(self, shared: Shared, checkpointer: Checkpointer | None, unwritten: str | None) -> Outcome:
+    async def _outcome(self, shared: Shared, checkpointer: Checkpointer | None, why: str | None) -> Outcome:
+        """`why`: some finished rows are not written."""
         counts = shared.collection.counts()
         if shared.fatal is not None:
             outcome = Outcome(1, shared.fatal)
-        elif unwritten is not None:
-            outcome = Outcome(1, f"some finished rows are not in {self._settings.output} ({unwritten})")
+        elif why is not None:
+            outcome = unwritten(counts, self._in_force, self._settings.output, why)
         elif shared.collection.done or checkpointer is None:
             outcome = complete(counts, failures_path(self._settings.output))
         else:

@@ -79,6 +79,12 @@ def stopped(counts: Counts, checkpoint_id: str | None, failure: str | None, noth
     return Outcome(1, f"stopped without a checkpoint ({failure}): {rows}, {kept}, {lost} start from input; {RESUME}")
 
 
+def unwritten(counts: Counts, checkpoint_id: str | None, output: str, why: str) -> Outcome:
+    """The end came while finished rows could not be written: they run again."""
+    rows, kept = _finished(counts), _kept(checkpoint_id)
+    return Outcome(1, f"some finished rows are not in {output} ({why}), and run again: {rows}, {kept}; {RESUME}")
+
+
 def complete(counts: Counts, failures: str) -> Outcome:
     """Every row ended."""
     if counts.failed:

@@ -46,6 +46,23 @@ async def test_rows_wait_in_memory_while_the_output_cannot_be_written(struck: St
     assert [row["rollout_id"] for row in struck.collection()["continued"]] == ["row-0"]
 
 
+async def test_a_stop_on_a_full_disk_says_what_is_kept_and_how_to_go_on(struck: StruckBench) -> None:
+    gym = gym_of(steps=3)
+    gym.failing = {"row-0": ["hang"]}
+    struck.strikes.full = "out.jsonl"
+
+    async def script() -> None:
+        await struck.until(lambda: len(gym.runs) == struck.rows and len(gym.done) == 1)
+        struck.signals.send("SIGTERM")
+
+    outcome = await struck.with_signals(gym, script)
+    assert outcome.exit_code == 1 and "(No space left on device), and run again: " in outcome.message
+    assert "5 of 6 rows finished, there is no checkpoint; to go on" in outcome.message
+    struck.strikes.full = None
+    await struck.run(gym_of(), resume_from_cache=True)
+    struck.check_whole()
+
+
 async def test_a_row_whose_dispatch_cannot_be_logged_is_not_sent(struck: StruckBench) -> None:
     gym = gym_of()
 
