@@ -160,10 +160,15 @@ def _fenced(d: Drawing) -> Faults:
 
 
 def _locked(d: Drawing) -> Faults:
-    """... and holds the lock for long, so that rows wait for it when their calls are retired."""
-    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.3, 1.2)
-    slow = [faults.SlowDisk(policy, _between(d, 0.5, 2.0), 1, 60, step) for policy in d.policies]
-    return (*_survivors(d, late_s), *slow)
+    """... and holds the lock for long, so that rows wait for it when their calls are retired: again and again."""
+    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.4, 1.2)
+    slow = [faults.SlowDisk(policy, _between(d, 0.8, 2.0), 1, 60, step) for policy in d.policies]
+    again = [
+        faults.Crash((CONTROLLER,), OnRow("gate.admitted", d.chance.randint(low, low + 8)), Restart("alone", 0.05))
+        for low in (20, 36, 52)
+    ]
+    late = [faults.Duplicate(policy, "completions", 1, 80, _between(d, 0.3, 1.2)) for policy in d.policies]
+    return (*_survivors(d, late_s), *slow, *again, *late)
 
 
 def _failed_before(d: Drawing) -> Faults:
