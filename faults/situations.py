@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Faults = tuple[Fault, ...]
 ALL = tuple(range(WORKLOADS))
 CAPTURED = tuple(number for number in ALL if workload(number).captured)
+CAPTURABLE = tuple(number for number in ALL if not (workload(number).captured or workload(number).restarts))
+"""... whose sessions are in checkpoints, and whose tokens are not."""
 PASSED_ON = tuple(number for number in ALL if workload(number).stream and not workload(number).captured)
 """Streams that reach the agent while they are made."""
 OFTEN: Mapping[str, float | None] = {"every_s": 0.8}
@@ -161,8 +163,8 @@ def _fenced(d: Drawing) -> Faults:
 
 def _locked(d: Drawing) -> Faults:
     """... and holds the lock for long, so that rows wait for it when their calls are retired: again and again."""
-    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.4, 1.2)
-    slow = [faults.SlowDisk(policy, _between(d, 0.8, 2.0), 1, 60, step) for policy in d.policies]
+    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.3, 1.8)
+    slow = [faults.SlowDisk(policy, _between(d, 2.0, 3.0), 1, 60, step) for policy in d.policies]
     again = [
         faults.Crash((CONTROLLER,), OnRow("gate.admitted", d.chance.randint(low, low + 8)), Restart("alone", 0.05))
         for low in (20, 36, 52)
@@ -316,7 +318,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_locked, CAPTURED),
     Situation(_failed_before, CAPTURED, OFTEN),
     Situation(_dies_restored, ALL, OFTEN),
-    Situation(_waits_at_restore, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
+    Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_rotten, ALL, OFTEN),
     Situation(_export_again, ALL, OFTEN),
     Situation(_commit_again, ALL, OFTEN),
