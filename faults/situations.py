@@ -163,8 +163,8 @@ def _fenced(d: Drawing) -> Faults:
 
 def _locked(d: Drawing) -> Faults:
     """... and holds the lock for long, so that rows wait for it when their calls are retired: again and again."""
-    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.3, 1.8)
-    slow = [faults.SlowDisk(policy, _between(d, 2.0, 3.0), 1, 60, step) for policy in d.policies]
+    step, late_s = d.chance.choice(("ledger.fence", "ledger.remove")), _between(d, 0.4, 1.2)
+    slow = [faults.SlowDisk(policy, _between(d, 1.0, 2.0), 1, 60, step) for policy in d.policies]
     again = [
         faults.Crash((CONTROLLER,), OnRow("gate.admitted", d.chance.randint(low, low + 8)), Restart("alone", 0.05))
         for low in (20, 36, 52)

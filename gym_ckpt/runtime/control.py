@@ -174,7 +174,7 @@ class ControlPlane:
             if self._admission.book.remaining(episodes):
                 left = {ticket.episode for ticket in self._admission.book.remaining(episodes)}
                 raise DeadlineExceeded(f"still stopping {', '.join(keys(left)[:5])}; late calls are refused: repeat")
-            self._ports.tracer.emit("retire.freeing", live=self._live)
+            self._ports.tracer.emit("retire.freeing", episodes=keys(episodes), live=self._live)
             self._participant.free(episodes)
             await self._durably(self._participant.release(episodes))
             self._ports.tracer.emit(

@@ -98,7 +98,7 @@ class Writing(Check):
             "gate.row": self._written,
             "gate.withdrawn": self._withdrawn,
             "phase": self._phase,
-            "retire.done": self._retired,
+            "retire.freeing": self._retired,
             "restore.installed": self._installed,
             "collector.restored": self._restore,
         }
@@ -174,6 +174,7 @@ class Writing(Check):
             self.look(20, f"ready, and the row of {left[0]} is being written" if left else None, row.node)
 
     def _retired(self, row: Row) -> None:
+        """All work of these attempts has left."""
         highest = {each.rollout_id: each.attempt for each in episodes(row.fields["episodes"])}
         for call, key in self._writing.get(row.node, {}).items():
             at = episode(key)
