@@ -57,6 +57,7 @@ class Boundary(Check):
             "net.failed": self._over,
             "net.left": self._over,
             "gate.broken": self._broken,
+            "gate.withdrawn": self._withdrawn,
             "commit.exported": self._exported,
             "collector.published": self._published,
         }
@@ -67,6 +68,11 @@ class Boundary(Check):
 
     def _broken(self, row: Row) -> None:
         self._lost.add(row.fields["call"])
+
+    def _withdrawn(self, row: Row) -> None:
+        """Its row failed: a stream that had begun with keep-alives ends with an error in it, which is no answer."""
+        if row.fields["failed"]:
+            self._broken(row)
 
     def _crashed(self, row: Row) -> None:
         under_way = [each for calls in self._calls.values() for each in calls.values()]
