@@ -127,6 +127,11 @@ def pid_file(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
+def may_write(directory: Path) -> bool:
+    """Whether this process may make files there, as far as the system says."""
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
 def one_output() -> bool:
     """Whether standard output and standard error lead to one place, where a line on both would stand twice."""
     try:

@@ -26,6 +26,8 @@ from gym_ckpt.errors import ConfigError, GymCkptError, TransportError
 from gym_ckpt.limits import DRAIN_S, KILL_AFTER_DRAIN_S, LOG_LINES_SHOWN, READY_POLL_S, READY_S
 from gym_ckpt.runtime.groups import Tasks
 
+USAGE_ERROR = 2
+"""Exit status of a process that refuses its configuration or its arguments."""
 Log = Callable[[str, str], None]
 """Called with a server's name and one line that it printed."""
 
@@ -131,6 +133,7 @@ class Supervisor:
 
         Raises:
             ServerDied: naming the server that ended, or does not answer after `ready_s` seconds, with its last lines.
+            ConfigError: a server refused its configuration; named in the same way.
         """
         async with HttpxClient() as client:
             waiting = {name: self._commands[name].health_url for name in self._running}
@@ -155,11 +158,13 @@ class Supervisor:
             await anyio.sleep(READY_POLL_S)
 
     def check(self) -> None:
-        """Raises `ServerDied` when a process has ended that was not told to."""
+        """Raises `ServerDied` when a process has ended that was not told to; `ConfigError` when it refused to begin."""
         for name, running in self._running.items():
             code = running.process.returncode
             if code is not None and not running.stopping:
-                raise ServerDied(f"server {name!r} {_how(code)}{self._last_lines(name)}")
+                # What a server refuses is its configuration, which is its supervisor's.
+                died = ConfigError if code == USAGE_ERROR else ServerDied
+                raise died(f"server {name!r} {_how(code)}{self._last_lines(name)}")
 
     def _last_lines(self, name: str) -> str:
         tail = [line for line in self._running[name].tail if line]

@@ -21,6 +21,7 @@ from gym_ckpt.adapters.host import (
 )
 from gym_ckpt.adapters.system import LISTENED, NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
+from gym_ckpt.cli.config_files import check_writable
 from gym_ckpt.cli.endings import ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
 from gym_ckpt.controller.collect import Outcome, collect
@@ -81,6 +82,7 @@ def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
         if resume and wanted.checkpoint_dir is None:
             raise ConfigError("--resume: needs collect.checkpoint_dir")
         wanted = msgspec.structs.replace(wanted, resume_from_cache=resume)
+    check_writable(wanted)
     progress = _progress(as_json)
     if isinstance(progress, RichProgress):
         log_through(progress.message)  # what its events say, its messages say for people

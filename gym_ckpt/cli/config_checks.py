@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from gym_ckpt.cli.config_files import check_files
 from gym_ckpt.cli.config_types import SERVER_KINDS, suggestion
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import INSTANCE_MAX_BYTES
@@ -17,6 +18,7 @@ from gym_ckpt.settings import (
     ServerSettings,
 )
 
+PORT_MAX = 65535
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _URL = re.compile(r"http://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
 
@@ -49,8 +51,10 @@ def _names_and_urls(settings: GymSettings) -> None:
 
 def _check_url(path: str, url: str) -> None:
     match = _URL.fullmatch(url)
-    if match is None or not 1 <= int(match.group(1)) <= 65535:
+    if match is None:
         raise ConfigError(f"{path}: must be http://host:port without a path, not {url!r}")
+    if not 1 <= int(match.group(1)) <= PORT_MAX:
+        raise ConfigError(f"{path}: the port of {url!r} is out of range: 1 to {PORT_MAX}")
 
 
 def _references(settings: GymSettings, name: str, server: ServerSettings) -> None:
@@ -142,3 +146,4 @@ def _collect(settings: GymSettings) -> None:
         raise ConfigError(
             "collect.checkpoint_dir: needs a [checkpoint] table (it may be empty): without one no server can checkpoint"
         )
+    check_files(collect)

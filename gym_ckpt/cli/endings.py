@@ -20,4 +20,6 @@ def ending_of(error: BaseException) -> tuple[int, str]:
     status = USAGE_ERROR if isinstance(error, ConfigError) else DID_NOT_HAPPEN
     if isinstance(error, GymCkptError | click.ClickException):
         return status, str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return status, f"{error.filename!s}: {error.strerror} (--debug shows where)"
     return status, f"{type(error).__name__}: {error} (--debug shows where)"

@@ -103,7 +103,8 @@ def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
     pointer, damage = read_or_rebuilt(fs, run_dir)
     problems = [] if damage is None else [damage]
     names = checkpoint_names(fs, run_dir)
-    if not names and pointer is None and not problems and not fs.exists(layout.run_file(run_dir)):
+    marks = (layout.run_file(run_dir), layout.collector_pid(run_dir), layout.serve_pid(run_dir))
+    if not names and pointer is None and not problems and not any(fs.exists(mark) for mark in marks):
         raise ConfigError(f"{run_dir}: holds no checkpoints and no run; give the collector's checkpoint_dir")
     published = tuple(pointer.published) if pointer else ()
     if published and published[0] not in names:
@@ -219,6 +220,8 @@ def _episodes(fs: FileSystem, run_dir: str, wanted: str) -> Iterator[EpisodeView
 
 def _text(view: DirectoryView) -> str:
     lines = [f"{view.directory}: {counted(len(view.checkpoints), 'checkpoint')}, latest {view.latest or 'none'}"]
+    if not view.checkpoints and view.latest is None:
+        lines = [f"{view.directory}: the run has no checkpoint yet"]
     if view.collector_pid is not None:
         lines.append(f"  collector {'running' if view.collector_running else 'ended'} (pid {view.collector_pid})")
     lines += [f"  PROBLEM {problem}" for problem in view.problems]

@@ -121,7 +121,7 @@ async def newest_valid(
     if not start_over:
         raise InvalidCheckpointState(
             f"no checkpoint in {run_dir} can be used; {why}; or set collect.start_over to run unfinished rows "
-            "from their input"
+            "from their input, or begin again from nothing with --no-resume"
         )
     say(f"no checkpoint in {run_dir} can be used, and unfinished rows start from input, as told; {why}")
     return None

@@ -69,6 +69,8 @@ class Taking:
         self._run_dir = run_dir
         self._run = run
         self._begun = 0
+        self._unpruned: set[str] = set()
+        """Why something could not be pruned, as far as it was said."""
         self.taken: list[Taken] = []
         self.previous = previous
 
@@ -210,21 +212,27 @@ class Taking:
                     if await self._prune():
                         return
                 except OSError as error:
-                    self._shared.progress.message(f"leftovers of checkpoints could not be removed ({reason(error)})")
+                    self._say_unpruned(f"leftovers of checkpoints could not be removed ({reason(error)})")
                 await anyio.sleep(COLLECT_RETRY_FIRST_S)
 
     async def _prune(self) -> bool:
-        """True when everything that may go is gone."""
+        """True when everything that may go is gone, or no other try can do better."""
         shared = self._shared
         try:
             keep = shared.settings.keep_checkpoints
             pruned = await shared.ports.disk.run(prune(self._run_dir, keep))
         except OSError as error:
-            shared.progress.message(f"older checkpoints could not be pruned ({reason(error)})")
+            self._say_unpruned(f"older checkpoints could not be pruned ({reason(error)})")
             return False
         for failed in pruned.failed:
-            shared.progress.message(f"could not be pruned: {failed}")
-        return not pruned.failed
+            self._say_unpruned(f"could not be pruned: {failed}")
+        return not (pruned.failed and pruned.again)
+
+    def _say_unpruned(self, text: str) -> None:
+        """Once: what fails is tried again and again."""
+        if text not in self._unpruned:
+            self._unpruned.add(text)
+            self._shared.progress.message(text)
 
 
 def _episodes(blockers: Iterable[str]) -> list[EpisodeId]:

@@ -80,7 +80,8 @@ def read_collection_file(fs: FileSystem, run_dir: str, checkpoint_id: str) -> di
     try:
         value = json.loads(read_bounded(fs, path, COLLECTION_MAX_BYTES))
     except FileNotFoundError:
-        raise damaged(path, "is missing") from None
+        directory = layout.checkpoint_dir(run_dir, checkpoint_id)
+        raise damaged(path if fs.is_dir(directory) else directory, "is missing") from None
     except OSError as error:
         raise damaged(path, f"cannot be read ({reason(error)})", f"make it readable, or {MEND}") from error
     except ValueError as error:

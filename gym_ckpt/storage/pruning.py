@@ -19,10 +19,12 @@ from gym_ckpt.storage.pointer import checkpoint_names, read_pointer, rebuilt
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Checkpoint ids whose directory is gone, and `path: reason` of what could not be removed."""
+    """Checkpoint ids whose directory is gone, and `path: reason` of what could not be removed. `again`: another try may
+    do better; it cannot where the pointer is damaged."""
 
     removed: tuple[str, ...]
     failed: tuple[str, ...]
+    again: bool = True
 
 
 def prune(run_dir: str, keep: int, protect: Collection[str] = ()) -> Job[Pruned]:
@@ -38,7 +40,7 @@ def prune(run_dir: str, keep: int, protect: Collection[str] = ()) -> Job[Pruned]
         try:
             pointer = read_pointer(fs, run_dir)
         except InvalidCheckpointState as error:
-            return Pruned((), (error.detail,))
+            return Pruned((), (error.detail,), again=isinstance(error.__cause__, OSError))
         present = [
             name
             for name in (pointer.published if pointer else ())

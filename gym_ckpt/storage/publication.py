@@ -134,13 +134,15 @@ def _sync_participants(fs: FileSystem, directory: str, checkpoint_id: str) -> St
 
 
 def published(run_dir: str) -> Job[Published]:
-    """Published checkpoints that are still there, newest first; see `read_or_rebuilt`."""
+    """Published checkpoints, newest first; see `read_or_rebuilt`. The newest is named though it be gone, since nothing
+    prunes it; of those before it, those that are there."""
 
     def job(fs: FileSystem) -> Generator[str, None, Published]:
         yield "publish.read"
         pointer, damage = read_or_rebuilt(fs, run_dir)
         names = pointer.published if pointer else []
-        return Published(tuple(name for name in names if fs.is_dir(layout.checkpoint_dir(run_dir, name))), damage)
+        before = [name for name in names[1:] if fs.is_dir(layout.checkpoint_dir(run_dir, name))]
+        return Published((*names[:1], *before), damage)
 
     return job
 

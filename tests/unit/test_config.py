@@ -84,7 +84,11 @@ def test_a_whole_gym_is_typed() -> None:
         ("servers.tools.url", "http://127.0.0.1:9002", "is the url of servers.agent already"),
         ("servers.tools.url", "https://h:1", "servers.tools.url: must be http://host:port without a path"),
         ("servers.tools.url", "http://h:1/", "servers.tools.url: must be http://host:port without a path"),
-        ("servers.tools.url", "http://h:99999", "servers.tools.url: must be http://host:port without a path"),
+        (
+            "servers.tools.url",
+            "http://h:99999",
+            "servers.tools.url: the port of 'http://h:99999' is out of range: 1 to",
+        ),
         ("servers.a b", {"kind": "inference", "url": "http://h:1"}, "servers.a b: a server's name is part of a path"),
         ("servers.worker.tokens_per_s", float("nan"), "servers.worker.tokens_per_s: must be a finite number"),
         ("control_token", ..., "control_token: is missing, and [checkpoint] needs it"),
@@ -98,6 +102,30 @@ def test_what_is_wrong_is_named_by_its_path(path: str, value: Any, words: str) -
         load(changed(path, value))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"output": "run"}, "collect.output: is collect.checkpoint_dir, too"),
+        ({"output": "below/../in.jsonl"}, "collect.output: is collect.input, too"),
+        ({"output": "below"}, "below is a directory: give the name of a file in it"),
+        ({"output": "in.jsonl/deep/out.jsonl"}, "collect.output: {folder}/in.jsonl is a file, and would have to be"),
+        ({"checkpoint_dir": "in.jsonl"}, "collect.checkpoint_dir: {folder}/in.jsonl is a file, and would have to be"),
+    ],
+)
+def test_files_of_a_collection_that_cannot_be_what_they_are_to_be(
+    keys: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.jsonl").touch()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = {"environment": "environment", "input": "in.jsonl", "output": "out.jsonl", "checkpoint_dir": "run"}
+    load(changed("collect", given))
+    with pytest.raises(ConfigError) as caught:
+        load(changed("collect", given | keys))
+    assert words.format(folder=tmp_path) in str(caught.value)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("model", ["worker", "http://127.0.0.1:9005", ["policy", "worker"]])

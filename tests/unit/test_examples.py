@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar, cast
 
+import pytest
+
+from examples.compare import main as compare
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_types import SERVER_KINDS
@@ -62,6 +65,20 @@ def test_the_tasks_are_read_and_seed_the_example_gym() -> None:
     read = done(read_input(collect.input, collect.repeats))
     assert len(read.tasks) == 12 * collect.repeats
     assert len(set(read.tasks.values())) == 12
+
+
+def test_the_comparison_names_the_file_and_the_line_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, torn = tmp_path / "whole.jsonl", tmp_path / "torn.jsonl"
+    whole.write_text('{"rollout_id": "a", "attempt": 0}\n')
+    torn.write_text('{"rollout_id": "a", "attempt": 0}\n{"rollo')
+    for other, said in ((tmp_path / "absent.jsonl", "No such file"), (torn, "line 2: ")):
+        assert compare(str(whole), str(other)) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.count("\n") == 1
+        assert printed.err.startswith(str(other)) and said in printed.err
+    assert compare(str(whole), str(whole)) == 0
 
 
 def test_the_example_can_be_shown() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from gym_ckpt.adapters.host import free_ports, is_alive
 from gym_ckpt.adapters.supervisor import Command, ServerDied, Supervisor
+from gym_ckpt.errors import ConfigError
 
 pytestmark = pytest.mark.e2e
 
@@ -79,6 +80,14 @@ async def test_a_server_that_ends_at_start_is_named_with_its_last_lines() -> Non
         with pytest.raises(ServerDied) as caught:
             await servers.wait_ready()
     assert "'broken' ended with status 3" in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_a_server_that_refuses_its_configuration_refuses_its_supervisors() -> None:
+    async with Supervisor(Lines()) as servers:
+        await servers.start("fussy", python("raise SystemExit(2)", health_url="http://127.0.0.1:1/health"))
+        with pytest.raises(ConfigError, match="'fussy' ended with status 2"):
+            await servers.wait_ready()
 
 
 @pytest.mark.anyio

@@ -116,6 +116,12 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
         shown(tmp_path)
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_is_one(tmp_path: Path) -> None:
+    (tmp_path / "collector.pid").write_text("4711\n")
+    text, sound = inspect_directory(str(tmp_path), verify=False, episode=None, as_json=False)
+    assert sound and text.splitlines() == [f"{tmp_path}: the run has no checkpoint yet", "  collector ended (pid 4711)"]
+
+
 def test_sizes_are_for_people() -> None:
     assert [size_text(each) for each in (0, 999, 1000, 2_500_000, 7 * 10**12)] == [
         "0 B",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -190,6 +191,45 @@ async def test_with_no_valid_checkpoint_it_refuses_to_start_over_unless_told(ben
         await bench.run(gym, resume_from_cache=True)
     assert gym.runs == []
     await bench.run(gym, resume_from_cache=True, start_over=True)
+    bench.check_whole()
+
+
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["the newest", "all"])
+async def test_checkpoints_that_somebody_deleted_are_missed(bench: Bench, all_of_them: bool) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def two() -> None:
+        await gym.busy.wait()
+        for count in (1, 2):
+            bench.signals.send("SIGUSR1")
+            await bench.until_published(count)
+
+    await bench.crash(gym, two)
+    newest = bench.published()
+    checkpoints = bench.directory / "checkpoints"
+    gone = checkpoints / newest
+    shutil.rmtree(checkpoints if all_of_them else gone)
+    why = f"checkpoint {newest} cannot be used: {gone}: is missing; put it back"
+    if all_of_them:
+        gym = gym_of()
+        with pytest.raises(InvalidCheckpointState, match=r"start_over .* --no-resume") as refused:
+            await bench.run(gym, resume_from_cache=True)
+        assert why in str(refused.value) and gym.runs == []
+        return
+    outcome = await bench.run(gym_of(), resume_from_cache=True)
+    assert outcome.summary.continued == bench.rows
+    said = "\n".join(bench.recorder.lines)
+    assert why in said and "is whole, and used instead" in said
+    bench.check_whole()
+
+
+async def test_a_damaged_pointer_is_said_once_when_there_is_no_checkpoint_to_mend_it(bench: Bench) -> None:
+    """No other try of the clean-up at the end could do better."""
+    await stop_in_the_middle(bench)
+    (bench.directory / "LATEST").write_text("xx\n")
+    outcome = await bench.run(gym_of(steps=1), resume_from_cache=True)
+    assert outcome.exit_code == 0 and outcome.summary.continued == bench.rows
+    assert sum("could not be pruned" in line for line in bench.recorder.lines) == 1
     bench.check_whole()
 
 
