@@ -22,7 +22,7 @@ from gym_ckpt.adapters.host import (
 from gym_ckpt.adapters.system import LISTENED, NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_files import check_writable
-from gym_ckpt.cli.endings import ending_of
+from gym_ckpt.cli.endings import Said, ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
@@ -49,15 +49,16 @@ LOGGED: Final = NOTABLE | TOLD
 def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
     """Collect, print how it ended, and return the exit status; with `as_json` one object, however it ended.
 
-    Raises `ConfigError` and what `collect` raises.
+    Raises `ConfigError` and what `collect` raises; with `as_json`, `Said` from it.
     """
     try:
         outcome = _run(config, resume, as_json)
-    except (Exception, KeyboardInterrupt) as error:  # whoever runs the command says it on standard error
+    except (Exception, KeyboardInterrupt) as error:
         failed = _failed(error)
-        if as_json:
+        if as_json:  # on standard error it is an event already
             click.echo(encode(_summary(failed)).decode())
-        elif not one_output():
+            raise Said(failed.exit_code) from error
+        if not one_output():  # whoever runs the command says it on standard error
             click.echo(failed.message)
         raise
     if as_json:
@@ -74,6 +75,24 @@ def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
     supervised = die_with_parent()
     if supervised:
         shield_from_interrupt()
+    progress = _progress(as_json)
+    if isinstance(progress, RichProgress):
+        log_through(progress.message)  # what its events say, its messages say for people
+    else:
+        log_to_stderr()
+    tracer = LogTracer(LOGGED if as_json else NOTABLE)
+    listened = LISTENED if supervised else (*LISTENED, signal.SIGINT)
+    try:
+        settings, wanted = _settings(config, resume)
+        return anyio.run(functools.partial(_collect, settings, wanted, progress, tracer, listened))
+    except (Exception, KeyboardInterrupt) as error:
+        failed = _failed(error)
+        tracer.emit("collector.exit", status=failed.exit_code, message=failed.message)
+        raise
+
+
+def _settings(config: str, resume: bool | None) -> tuple[GymSettings, CollectSettings]:
+    """The configuration, and its `[collect]` with what the command line changes. Raises `ConfigError`."""
     settings = load(config).settings
     if settings.collect is None:
         raise ConfigError(f"{config}: has no [collect] table; collect needs environment, input and output")
@@ -83,19 +102,7 @@ def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
             raise ConfigError("--resume: needs collect.checkpoint_dir")
         wanted = msgspec.structs.replace(wanted, resume_from_cache=resume)
     check_writable(wanted)
-    progress = _progress(as_json)
-    if isinstance(progress, RichProgress):
-        log_through(progress.message)  # what its events say, its messages say for people
-    else:
-        log_to_stderr()
-    tracer = LogTracer(LOGGED if as_json else NOTABLE)
-    listened = LISTENED if supervised else (*LISTENED, signal.SIGINT)
-    try:
-        return anyio.run(functools.partial(_collect, settings, wanted, progress, tracer, listened))
-    except (Exception, KeyboardInterrupt) as error:
-        failed = _failed(error)
-        tracer.emit("collector.exit", status=failed.exit_code, message=failed.message)
-        raise
+    return settings, wanted
 
 
 def _failed(error: BaseException) -> Outcome:

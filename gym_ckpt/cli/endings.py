@@ -11,6 +11,14 @@ DID_NOT_HAPPEN = 1
 INTERRUPTED = 130
 
 
+class Said(Exception):
+    """The error that is its cause has been told already, in whatever form was asked for; `status`: to exit with."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"ended with status {status}")
+        self.status = status
+
+
 def ending_of(error: BaseException) -> tuple[int, str]:
     """Exit status and line of an error that left a command."""
     if isinstance(error, (click.Abort, KeyboardInterrupt)):

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from gym_ckpt.cli.endings import DID_NOT_HAPPEN, USAGE_ERROR, ending_of
+from gym_ckpt.cli.endings import DID_NOT_HAPPEN, USAGE_ERROR, Said, ending_of
 from gym_ckpt.cli.simulator import SimulatorGroup
 
 CONFIG = click.argument("config", type=click.Path(dir_okay=False))
@@ -215,7 +215,14 @@ def run(words: Sequence[str], *, debug: bool = False) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as error:
         return error.exit_code
+    except Said as said:
+        if debug and said.__cause__ is not None:
+            raise said.__cause__ from None
+        return said.status
     except click.UsageError as error:
+        if error.format_message().startswith("Usage: "):  # no verb: click raises the help
+            click.echo(error.format_message(), err=True)
+            return USAGE_ERROR
         hint = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
         _complain(f"{error.format_message()}{hint}")
         return USAGE_ERROR

@@ -19,7 +19,7 @@ _PID = re.compile(r"(?:pid\D*)?(\d+)")
 _EFFECT: Final = MappingProxyType(
     {
         "SIGUSR1": "takes a checkpoint and goes on",
-        "SIGTERM": "takes a checkpoint and stops",
+        "SIGTERM": "takes a checkpoint if rows are in flight, and stops",
     }
 )
 

@@ -102,6 +102,8 @@ class _Run:
         self._owned: OwnedDisk | None = None
         self._in_force: str | None = None
         """The checkpoint that a restart would use, as far as is known."""
+        self._restored = False
+        """Servers were told to restore."""
         self._shared: Shared | None = None
         """Once rows may be sent."""
         self._checkpointer: Checkpointer | None = None
@@ -121,7 +123,9 @@ class _Run:
                 self._owned.release()
         if self._interrupts.cut_short:
             counts = self._shared.collection.counts() if self._shared is not None else None
-            outcome = cut_short(counts, self._in_force, interrupted=self._interrupts.interrupted)
+            outcome = cut_short(
+                counts, self._in_force, interrupted=self._interrupts.interrupted, restored=self._restored
+            )
             outcome = await self._summarized(outcome)  # the directory is free already: this may take what it takes
         assert outcome is not None, "only a second SIGTERM and SIGINT cancel a run"
         self._ports.tracer.emit("collector.exit", status=outcome.exit_code, message=outcome.message)
@@ -132,14 +136,15 @@ class _Run:
         with self._interrupts.abortable():
             started = await self._start()
         if started is None:
-            return before_dispatch(self._in_force)
+            return before_dispatch(self._in_force, restored=False)
         shared = self._share(started)
         if self._coordination is not None and started.source is not None and started.restart.to_restore:
+            self._restored = True
             with self._interrupts.abortable():
                 await restore(shared, self._coordination, started.source, started.restart.to_restore)
         self._interrupts.unstoppable()
         if self._interrupts.stopping:
-            return before_dispatch(self._in_force)
+            return before_dispatch(self._in_force, restored=self._restored)
         return await self._send_rows(shared, started)
 
     async def _start(self) -> Started:

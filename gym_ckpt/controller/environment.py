@@ -37,9 +37,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No reply of this episode: it may have run, may be running, may never have begun."""
+    """No reply of this episode: it may have run, may be running, may never have begun. `refused`: with a 409."""
 
     reason: str
+    refused: bool = False
 
 
 async def run_episode(
@@ -75,7 +76,7 @@ def _read(reply: Reply) -> Finished | Failed | Lost:
             text = f"HTTP {reply.status} {typed.get('code')}: {typed.get('detail')}"[:REASON_MAX_CHARS]
         else:
             text = f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}"
-        return Lost(text) if reply.status == CONFLICT else Failed(text)
+        return Lost(text, refused=True) if reply.status == CONFLICT else Failed(text)
     if isinstance(value, dict) and value.get("status") == "finished" and isinstance(value.get("result"), dict):
         return Finished(value["result"])
     if isinstance(value, dict) and value.get("status") == "failed":

@@ -19,6 +19,8 @@ KILLED_STATUS = 143
 INTERRUPTED_STATUS = 130
 """Of a process that Ctrl-C ended."""
 RESUME = "to go on, restart the servers and run it again with resume_from_cache = true (--resume)"
+AGAIN = "to go on, run it again with resume_from_cache = true (--resume)"
+"""... where the servers have done nothing yet that they could not do again."""
 
 
 NOTHING_SAVED: Final = MappingProxyType({"model_calls": 0, "tokens": 0})
@@ -54,19 +56,21 @@ class Outcome:
     summary: Summary = field(default_factory=Summary)
 
 
-def before_dispatch(checkpoint_id: str | None) -> Outcome:
-    """SIGTERM came before anything was sent: there was nothing to save."""
+def before_dispatch(checkpoint_id: str | None, *, restored: bool) -> Outcome:
+    """SIGTERM came before anything was sent: nothing had to be saved. `restored`: servers were told to restore."""
     kept = f"checkpoint {checkpoint_id} is still in force; " if checkpoint_id else ""
-    return Outcome(0, f"stopped before any row was sent; {kept}{RESUME}")
+    return Outcome(0, f"stopped before any row was sent; {kept}{RESUME if restored else AGAIN}")
 
 
-def cut_short(counts: Counts | None, checkpoint_id: str | None, *, interrupted: bool) -> Outcome:
-    """A second SIGTERM, or Ctrl-C (`interrupted`). `counts`: None when no row could be sent yet."""
+def cut_short(counts: Counts | None, checkpoint_id: str | None, *, interrupted: bool, restored: bool) -> Outcome:
+    """A second SIGTERM, or Ctrl-C (`interrupted`). `counts`: None when no row could be sent yet; `restored`: as for
+    `before_dispatch`."""
     status, how = (
         (INTERRUPTED_STATUS, "interrupted") if interrupted else (KILLED_STATUS, "stopped at once by a second SIGTERM")
     )
     rows = f": {_finished(counts)}" if counts is not None else " before any row was sent"
-    return Outcome(status, f"{how}{rows}, {_kept(checkpoint_id)}; {RESUME}")
+    then = AGAIN if counts is None and not restored else RESUME
+    return Outcome(status, f"{how}{rows}, {_kept(checkpoint_id)}; {then}")
 
 
 def stopped(counts: Counts, checkpoint_id: str | None, failure: str | None, nothing_to_save: bool) -> Outcome:

@@ -103,7 +103,7 @@ class Rollouts:
                 shared.failed(episode, outcome.reason, final=verdict is Verdict.FINAL)
         elif shared.collection.lost(episode) is not Verdict.IGNORED:
             shared.losses_in_a_row += 1
-            shared.unsaid_losses.append((episode, outcome.reason))
+            shared.unsaid_losses.append((episode, outcome.reason, outcome.refused))
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)
         if not isinstance(outcome, Lost):
             shared.losses_in_a_row = 0

@@ -124,8 +124,8 @@ class Shared:
         self.begun_before: set[str] = set()
         """Such rows that are still to be sent."""
         self.losses_in_a_row = 0
-        self.unsaid_losses: list[tuple[EpisodeId, str]] = []
-        """Attempts that got no reply, and why, that no message has told of yet."""
+        self.unsaid_losses: list[tuple[EpisodeId, str, bool]] = []
+        """Attempts that no message has told of yet: lost, why, and whether a server refused them as known."""
         self.awaited: set[EpisodeId] = set()
         """Episodes whose replies a checkpoint waits for."""
         self.awaited_wake = Wake()
@@ -156,12 +156,16 @@ class Shared:
         self.progress.message(f"{episode} failed, {then}: {why[:REASON_SAID_CHARS]}", event="collector.failure")
 
     def say_losses(self) -> None:
-        """One line about all attempts that got no reply since the last."""
-        if self.unsaid_losses:
-            (episode, why), number = self.unsaid_losses[0], len(self.unsaid_losses)
-            self.unsaid_losses.clear()
-            text = f"no reply to {counted(number, 'row')}, such as {episode} ({why[:REASON_SAID_CHARS]})"
-            self.progress.message(f"{text}: retired everywhere, then started again", event="collector.lost")
+        """One line about all attempts that got no reply, or were refused as known, since the last."""
+        texts = []
+        for what, refused in (("no reply to", False), ("known to the server already:", True)):
+            losses = [(episode, why) for episode, why, known in self.unsaid_losses if known is refused]
+            if losses:
+                episode, why = losses[0]
+                texts.append(f"{what} {counted(len(losses), 'row')}, such as {episode} ({why[:REASON_SAID_CHARS]})")
+        self.unsaid_losses.clear()
+        if texts:
+            self.progress.message(f"{'; '.join(texts)}: retired everywhere, then started again", event="collector.lost")
 
     def settled(self, episode: EpisodeId) -> None:
         """The episode's `/run` is over, one way or another."""

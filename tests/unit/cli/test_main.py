@@ -47,6 +47,12 @@ def test_a_usage_error_is_one_line_and_status_2(
     assert complaint in printed.err and printed.err.count("\n") == 1 and printed.err.startswith("gym-ckpt: ")
 
 
+@pytest.mark.parametrize("words", [[], ["sim"], ["config"]])
+def test_without_a_verb_the_help_is_shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+    assert capsys.readouterr().err.startswith("Usage: gym-ckpt ")
+
+
 def test_debug_raises_what_was_wrong() -> None:
     with pytest.raises(Exception, match=r"absent\.toml: there is no such file"):
         run(["serve", "absent.toml"], debug=True)

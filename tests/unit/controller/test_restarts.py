@@ -270,6 +270,9 @@ async def test_without_its_dispatch_log_a_run_retires_what_the_servers_say_runs_
     assert outcome.exit_code == 0, "none of them is a failure of the row"
     bench.check_whole()
     assert bench.failures() == []
+    said = [line for line in bench.recorder.lines if line.startswith("known to the server already: ")]
+    assert said and all("(HTTP 409 " in line for line in said)
+    assert not any("no reply to" in line for line in bench.recorder.lines)
     retired = [episode for batch in gym.asked("retire") for episode in batch]
     assert retired == [EpisodeId("row-1"), *(EpisodeId("row-2", attempt) for attempt in range(4))]
     assert {row["rollout_id"]: row["attempt"] for row in bench.written()}["row-2"] == 4
