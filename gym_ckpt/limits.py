@@ -31,6 +31,9 @@ CONTROL_RETRY_FIRST_S: Final = 0.05
 CONTROL_RETRY_MAX_S: Final = 2.0
 RESUME_BUDGET_S: Final = 30.0
 """How long coordination keeps trying to resume a participant before it leaves it to its lease."""
+STOP_REST_S: Final = 3.0
+"""How long a controller that was told to stop still tries to undo or forget things on servers, each time: what does not
+answer by then is left to its lease, and to the retires of the next run."""
 DISCOVERY_BUDGET_S: Final = 30.0
 WAITING_SAID_AFTER_S: Final = 1.0
 """Servers that answer within this time are waited for without a word."""

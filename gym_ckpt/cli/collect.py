@@ -27,7 +27,7 @@ from gym_ckpt.cli.left_closed import FreshCoordination
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.outcome import lines_of
-from gym_ckpt.controller.progress import PlainProgress, Progress, RichProgress
+from gym_ckpt.controller.progress import PlainProgress, RichProgress
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.ports import Tracer
 from gym_ckpt.runtime.groups import Tasks
@@ -111,7 +111,7 @@ def _failed(error: BaseException) -> Outcome:
     return Outcome(status, message)
 
 
-def _progress(as_json: bool) -> Progress:
+def _progress(as_json: bool) -> PlainProgress | RichProgress:
     if not as_json and sys.stderr.isatty() and sys.stdout.isatty():
         return RichProgress()
     return PlainProgress(lambda line: click.echo(line, err=True), logged=TOLD if as_json else ())
@@ -120,19 +120,19 @@ def _progress(as_json: bool) -> Progress:
 async def _collect(
     settings: GymSettings,
     wanted: CollectSettings,
-    progress: Progress,
+    progress: PlainProgress | RichProgress,
     tracer: Tracer,
     listened: Sequence[signal.Signals],
 ) -> Outcome:
     async with production_ports(tracer, listened) as ports, Tasks() as tasks:
-        if isinstance(progress, PlainProgress):
-            tasks.start_soon(progress.run)
+        tasks.start_soon(progress.run)
         coordination: Coordination | None = None
         if wanted.checkpoint_dir is not None:
             assert settings.control_token is not None, "the loader refuses [checkpoint] without a token"
             servers = {name: server.url for name, server in settings.participants().items()}
             kind = FreshCoordination if wanted.resume_from_cache else Coordination
             coordination = kind(servers, settings.control_token, ports)
+            progress.waits = coordination.waits
         outcome = await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
         tasks.cancel_scope.cancel()
         return outcome

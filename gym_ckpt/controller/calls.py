@@ -6,7 +6,7 @@ as far as it is known, and as a budget beside it: skew can only shorten them (IN
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -33,6 +33,8 @@ from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.peer import PeerRefused, accepted
 from gym_ckpt.types import Kind
 from gym_ckpt.wire.messages import CONTROL_PREFIX, Status, decode, encode
+
+RENEW: Final = "renew"
 
 R = TypeVar("R")
 M = TypeVar("M", bound=msgspec.Struct)
@@ -108,6 +110,7 @@ class ControlCalls:
         pause = CONTROL_RETRY_FIRST_S
         while True:
             left = max(until - anyio.current_time(), 0.0)
+            self.waiting.asked(server, operation)
             try:
                 # A reply that the receiver holds back until the deadline needs a little longer than that to arrive.
                 reply = await once(min(left, CONTROL_ATTEMPT_TIMEOUT_S) + CONTROL_RETRY_MAX_S)
@@ -117,10 +120,13 @@ class ControlCalls:
                 if isinstance(error, PeerRefused) and error.status >= 500:
                     failure = error
                 else:
-                    self.waiting.answered(server)
+                    self.waiting.answered(server, operation)
                     raise ParticipantFailed(server, operation, error) from None
+            except BaseException:
+                self.waiting.cut(server, operation)
+                raise
             else:
-                self.waiting.answered(server)
+                self.waiting.answered(server, operation)
                 return reply
             self.waiting.failed(server, failure, until)
             if anyio.current_time() + pause >= until:
@@ -130,12 +136,28 @@ class ControlCalls:
 
 
 class Waiting:
-    """Servers that are asked again and again, and a line about them now and then. `say`: gets the line."""
+    """Servers that are asked again and again, and a line about them now and then. `say`: gets the line.
+
+    `cut_off`: servers whose answer the caller could not wait for, and to what first, since whoever looks cleared it.
+    Renewals do not count: they go on beside another call, and end with it.
+    """
 
     def __init__(self) -> None:
         self.say: Callable[[str], object] | None = None
+        self.cut_off: dict[str, str] = {}
         self._next = 0.0
         self._why: dict[str, GymCkptError] = {}
+        self._asked: dict[str, tuple[str, float]] = {}
+
+    def asked(self, server: str, operation: str) -> None:
+        """It is asked now, for the first time or again."""
+        if operation != RENEW and self._asked.get(server, ("", 0.0))[0] != operation:
+            self._asked[server] = (operation, anyio.current_time())
+
+    def cut(self, server: str, operation: str) -> None:
+        """Its answer is not waited for any longer."""
+        if operation != RENEW:
+            self.cut_off.setdefault(server, operation)
 
     def failed(self, server: str, error: GymCkptError, until: float) -> None:
         """It did not answer this time, and is asked again until then."""
@@ -147,9 +169,16 @@ class Waiting:
             self._next = now + WAITING_SAID_EVERY_S
             self.say(f"waiting for {self.words()}, up to {max(0.0, until - now):.0f} s more{self.mend()}")
 
-    def answered(self, server: str) -> None:
+    def answered(self, server: str, operation: str) -> None:
         """It did."""
         self._why.pop(server, None)
+        if operation != RENEW:
+            self._asked.pop(server, None)
+
+    def silent(self, for_s: float = 0.0) -> dict[str, str]:
+        """Servers that have not answered what they were asked last, so many seconds ago or more, and what that is."""
+        now = anyio.current_time()
+        return {server: operation for server, (operation, since) in self._asked.items() if now - since >= for_s}
 
     def __contains__(self, server: str) -> bool:
         """Whether it has not answered when last asked."""
@@ -163,6 +192,37 @@ class Waiting:
     def mend(self) -> str:
         """What to do about it, where that is known."""
         return MEND if all(isinstance(error, TransportError) for error in self._why.values()) else ""
+
+
+class WayOut:
+    """The time of whatever a controller undoes on its way out of something, which a stop shortens."""
+
+    def __init__(self) -> None:
+        self._rest_s: float | None = None
+        self._under_way = anyio.CancelScope()
+
+    @property
+    def hurried(self) -> bool:
+        return self._rest_s is not None
+
+    def hurry(self, rest_s: float) -> None:
+        """From now on `rest_s` seconds and no more, for what is under way, too."""
+        self._rest_s = rest_s
+        self._under_way.cancel()
+
+    async def take(self, work: Callable[[float], Awaitable[T]], budget_s: float) -> T | None:
+        """`work(budget_s)`; begun again with what is left of its time once somebody hurries. None: it was cut off."""
+        while True:
+            rest_s = self._rest_s
+            with anyio.move_on_after(rest_s) as self._under_way:
+                return await work(budget_s if rest_s is None else rest_s)
+            if rest_s == self._rest_s:
+                return None
+
+
+def to_what(servers: Mapping[str, str]) -> str:
+    """Servers and the operations that they do not answer, for people."""
+    return ", ".join(f"{server} (to {operation})" for server, operation in sorted(servers.items()))
 
 
 async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> list[T]:

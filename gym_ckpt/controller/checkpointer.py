@@ -1,8 +1,9 @@
 """When checkpoints are taken: asked for by a signal or the timer, and once more to stop (INV-96).
 
 A missed prepare names its blockers; they are retired, and the prepare is tried again `retry_prepare` times. All tries
-share one `checkpoint_timeout_s`, so that a stop ends within it whatever blocks, and fits between the SIGTERM and the
-SIGKILL of a batch system. How one checkpoint is taken is in `gym_ckpt.controller.taking`.
+share one `checkpoint_timeout_s`, which begins with the SIGTERM if that is earlier, so that a stop ends within it and
+`STOP_REST_S`, whatever blocks or hangs, and fits between the SIGTERM and the SIGKILL of a batch system. How one
+checkpoint is taken is in `gym_ckpt.controller.taking`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Checkpointer:
         """Once stopped: why the stop has no checkpoint of its own, if it has none."""
         self.nothing_to_save = False
         """... which is because no row was in flight."""
+        self._missed = ""
+        """Why the last one asked for without a stop failed: it may have left no time for that of a stop."""
 
     @property
     def taken(self) -> list[Taken]:
@@ -70,7 +73,9 @@ class Checkpointer:
         if isinstance(result, Taken):
             if self._shared.left_closed:
                 self._stop(None)
-        elif stopping:
+        elif not stopping:
+            self._missed = result
+        else:
             self.nothing_to_save = not self._shared.collection.unfinished_started
             self._stop(result)
 
@@ -91,10 +96,11 @@ class Checkpointer:
         shared = self._shared
         until = math.inf
         tries = 1 + shared.settings.retry_prepare
-        failure = ""
+        failure = self._missed
         for last in [False] * (tries - 1) + [True]:
             async with shared.checkpoint_lock:
-                until = min(until, anyio.current_time() + shared.settings.checkpoint_timeout_s)
+                began = min(anyio.current_time(), shared.interrupts.told)
+                until = min(until, began + shared.settings.checkpoint_timeout_s)
                 left_s = until - anyio.current_time()
                 if left_s <= 0:
                     break
@@ -115,9 +121,12 @@ class Checkpointer:
                 for episode in blockers:
                     shared.collection.lost(episode)
                 try:
-                    await self._housekeeping.retire_waiting()
+                    with anyio.CancelScope(deadline=until) as limit:
+                        await self._housekeeping.retire_waiting()
                 except GymCkptError as error:
                     return f"{failure}; its blockers could not be retired ({error})"
+                if limit.cancelled_caught:
+                    return f"{failure}; its blockers could not be retired in time{self._taking.no_answer()}"
         return failure
 
     async def _closed_take(self, budget_s: float, prepare_s: float) -> Taken:

@@ -70,6 +70,8 @@ async def collect(
     interrupts = Interrupts(
         ports.tracer, settings.one_sigterm_s, lambda text: progress.message(text, event="collector.signal")
     )
+    if coordination is not None:
+        interrupts.hurry = coordination.hurry
     run = _Run(settings, coordination, environment_url, ports, progress, interrupts)
     if settings.checkpoint_dir is None:
         return await run.whole()

@@ -12,22 +12,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gym_ckpt.controller.calls import ControlCalls, Times, each
+from gym_ckpt.controller.calls import ControlCalls, Times, WayOut, each, to_what
 from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.core.forgotten import Ended
-from gym_ckpt.errors import (
-    CoordinationError,
-    InvalidPhase,
-    NotCheckpointable,
-    NotReady,
-    ParticipantFailed,
-)
-from gym_ckpt.limits import (
-    DISCOVERY_BUDGET_S,
-    RESUME_BUDGET_S,
-    RETIRE_BUDGET_S,
-)
+from gym_ckpt.errors import CoordinationError, InvalidPhase, NotCheckpointable, NotReady, ParticipantFailed
+from gym_ckpt.limits import DISCOVERY_BUDGET_S, RESUME_BUDGET_S, RETIRE_BUDGET_S, WAITING_SAID_AFTER_S
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.asgi import of_run
 from gym_ckpt.runtime.groups import Tasks
@@ -65,8 +55,21 @@ class Coordination:
         self._calls = ControlCalls(token, ports)
         self._ports = ports
         self._members: tuple[Member, ...] = ()
+        self._way_out = WayOut()
         self.saved: Mapping[str, int] = {}
         """Work that the last restore saved, as far as its participants know: `model_calls`, `tokens`."""
+
+    def hurry(self, rest_s: float) -> None:
+        """The controller ends: undoing what was begun gets `rest_s` seconds at a time from now on, under way or not."""
+        self._way_out.hurry(rest_s)
+
+    def waits(self) -> str:
+        """For people: servers that have let a call wait for a while, and which; or nothing."""
+        return to_what(self._calls.waiting.silent(WAITING_SAID_AFTER_S))
+
+    def cut_off(self) -> str:
+        """For people: servers whose answers the last checkpoint could not wait for, and to what; or nothing."""
+        return to_what(self._calls.waiting.cut_off)
 
     async def discover(self, say: Callable[[str], object] | None = None) -> tuple[Member, ...]:
         """Ask every server for its status. A 404 takes no part; whoever cannot be asked makes checkpoints unsafe.
@@ -117,8 +120,9 @@ class Coordination:
             NotReady: some participant was not ready in time; everything has been resumed.
             CoordinationError: a participant failed; everything has been resumed.
         """
-        await self.discover()
+        self._calls.waiting.cut_off.clear()
         until = anyio.current_time() + budget_s
+        await self.discover()
         opened = OpenCheckpoint(self, checkpoint_id, until)
         ready_by = until if prepare_s is None else min(until, anyio.current_time() + prepare_s)
         async with Tasks() as renewing:
@@ -280,7 +284,10 @@ class Coordination:
     async def _undo_restore(self, restore_id: str, installed: Sequence[EpisodeId]) -> None:
         """Retire N+1 everywhere, then resume: admission stays closed until the failed restore's state is gone."""
         stays_closed: set[str] = set()
-        for member, error in await self._retire_all(installed, RETIRE_BUDGET_S):
+        failures = await self._way_out.take(lambda budget_s: self._retire_all(installed, budget_s), RETIRE_BUDGET_S)
+        if failures is None:
+            return  # nobody knows who holds N+1 still: every lease does it
+        for member, error in failures:
             self._ports.tracer.emit("coordination.undo_failed", server=member.name, why=str(error))
             if not (isinstance(error, ParticipantFailed) and isinstance(error.error, InvalidPhase)):
                 # It may hold N+1 still. Only its lease discards and retires that; a resume would let it be served.
@@ -288,22 +295,43 @@ class Coordination:
         await self._resume_all(restore_id, stays_closed)
 
     async def _resume_all(self, checkpoint_id: str, stays_closed: Collection[str] = ()) -> list[CoordinationError]:
-        """Resume stage by stage, but for the servers named, going on past who fails; what failed."""
+        """Resume stage by stage, but for the servers named, going on past who fails; what failed.
 
+        Whoever did not answer when last asked keeps nobody else waiting once the controller hurries.
+        """
+        resumed = [member for member in self._members if member.name not in stays_closed]
+        left = {member.name for member in resumed}
+
+        async def everybody(budget_s: float) -> list[CoordinationError]:
+            silent = self._calls.waiting.silent() if self._way_out.hurried else {}
+            apart = [[member for member in resumed if (member.name in silent) is mute] for mute in (False, True)]
+            groups = [group for group in apart if group]
+            found = await each(groups, lambda group: self._resume_stages(checkpoint_id, group, budget_s, left))
+            return [error for errors in found for error in errors]
+
+        failures = await self._way_out.take(everybody, RESUME_BUDGET_S)
+        if failures is None:
+            for name in sorted(left):
+                self._ports.tracer.emit("coordination.resume_failed", server=name, why="left to its lease by a stop")
+        return failures or []
+
+    async def _resume_stages(
+        self, checkpoint_id: str, resumed: Sequence[Member], budget_s: float, left: set[str]
+    ) -> list[CoordinationError]:
         def request(times: Times) -> ResumeRequest:
             return ResumeRequest(checkpoint_id=checkpoint_id, deadline_ts=times[0], budget_s=times[1])
 
         async def one(member: Member) -> CoordinationError | None:
             try:
-                until = anyio.current_time() + RESUME_BUDGET_S
+                until = anyio.current_time() + budget_s
                 await self._calls.call(member, "resume", request, ResumeReply, until)
             except CoordinationError as error:
                 self._ports.tracer.emit("coordination.resume_failed", server=member.name, why=str(error))
                 return error
+            left.discard(member.name)
             return None
 
         failures: list[CoordinationError] = []
-        resumed = [member for member in self._members if member.name not in stays_closed]
         for stage in rules.stages(rules.RESUME, resumed):
             failures += [error for error in await each(stage, one) if error is not None]
         return failures

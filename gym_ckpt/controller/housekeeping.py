@@ -53,9 +53,12 @@ class Housekeeping:
                 async with shared.checkpoint_lock:
                     if shared.left_closed:
                         return
-                    await self.retire_waiting()
-                    if len(shared.collection.forget_batch(FORGET_BATCH)) == FORGET_BATCH:
-                        await self._forget(FORGET_BATCH)
+                    with shared.interrupts.bookkeeping() as limit:
+                        await self.retire_waiting()
+                        if len(shared.collection.forget_batch(FORGET_BATCH)) == FORGET_BATCH:
+                            await self._forget(FORGET_BATCH)
+                if limit.cancelled_caught:
+                    return  # the run stops
             except (GymCkptError, OSError) as error:
                 shared.progress.message(f"retiring lost rows has to wait: {error}; {SERVERS_GONE}")
                 await anyio.sleep(delay_s)
@@ -79,15 +82,15 @@ class Housekeeping:
             self._retired(batch)
 
     async def forget_rest(self) -> None:
-        """At the end of a run: forget what is left, as far as that goes in `FORGET_AT_END_S`."""
-        with anyio.move_on_after(FORGET_AT_END_S):
-            while self._shared.collection.to_forget:
-                try:
-                    async with self._shared.checkpoint_lock:
+        """At the end of a run: forget what is left, as far as that goes in `FORGET_AT_END_S`, or less at a stop."""
+        async with self._shared.checkpoint_lock:
+            with self._shared.interrupts.bookkeeping(FORGET_AT_END_S):
+                while self._shared.collection.to_forget:
+                    try:
                         await self._forget(RETIRE_BATCH)
-                except (GymCkptError, OSError) as error:
-                    self._shared.progress.message(f"some finished rollouts could not be forgotten: {error}")
-                    await anyio.sleep(COLLECT_RETRY_FIRST_S)
+                    except (GymCkptError, OSError) as error:
+                        self._shared.progress.message(f"some finished rollouts could not be forgotten: {error}")
+                        await anyio.sleep(COLLECT_RETRY_FIRST_S)
 
     async def _forget(self, limit: int) -> None:
         shared = self._shared

@@ -10,10 +10,12 @@ checkpoint is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 
 import anyio
 
+from gym_ckpt.limits import STOP_REST_S
 from gym_ckpt.ports import Tracer
 
 
@@ -40,7 +42,10 @@ class Interrupts:
 
     def __init__(self, tracer: Tracer, together_s: float, say: Callable[[str], object] = lambda _: None) -> None:
         self._together_s = together_s
-        self._told = -math.inf
+        self.told = math.inf
+        """When the first SIGTERM came, on the monotonic clock."""
+        self.hurry: Callable[[float], object] = lambda _: None
+        """Called when the run is to end, with how long whatever is undone on servers may take: at once is 0."""
         self.checkpoint = False
         """A checkpoint was asked for and none has begun since."""
         self.stopping = False
@@ -54,6 +59,7 @@ class Interrupts:
         self._tracer = tracer
         self._say = say
         self._abortable: anyio.CancelScope | None = None
+        self._patient: anyio.CancelScope | None = None
 
     @property
     def cut_short(self) -> bool:
@@ -70,23 +76,44 @@ class Interrupts:
         self._tracer.emit("collector.signal", signal=name)
         if name == "SIGINT":
             self.interrupted = True
-            self.everything.cancel()
+            self._end_at_once()
         elif name == "SIGUSR1":
             self.checkpoint = True
             self._say("SIGUSR1: a checkpoint is taken, then the run goes on")
-        elif self.stopping and anyio.current_time() - self._told < self._together_s:
+        elif self.stopping and anyio.current_time() - self.told < self._together_s:
             return
         elif self.stopping:
             self.killed = True
-            self.everything.cancel()
+            self._end_at_once()
         else:
-            self.stopping, self._told = True, anyio.current_time()
+            self.stopping, self.told = True, anyio.current_time()
+            self.hurry(STOP_REST_S)
+            if self._patient is not None:
+                self._patient.deadline = min(self._patient.deadline, self.told + STOP_REST_S)
             if self._abortable is not None:
                 self._abortable.cancel()
                 self._say("SIGTERM: the run stops before it sends a row")
             else:
                 self._say("SIGTERM: a checkpoint is taken, then the run stops; a second SIGTERM stops it at once")
         self.wake.set()
+
+    def _end_at_once(self) -> None:
+        self.hurry(0.0)
+        self.everything.cancel()
+
+    @contextmanager
+    def bookkeeping(self, limit_s: float = math.inf) -> Iterator[anyio.CancelScope]:
+        """Around work on servers that nothing depends on: cut off after `limit_s`, and `STOP_REST_S` after a SIGTERM.
+
+        One at a time; a stop under way when it begins gives it that time, too.
+        """
+        limit_s = min(limit_s, STOP_REST_S) if self.stopping else limit_s
+        with anyio.CancelScope(deadline=anyio.current_time() + limit_s) as scope:
+            self._patient = scope
+            try:
+                yield scope
+            finally:
+                self._patient = None
 
     def abortable(self) -> anyio.CancelScope:
         """For `with`: a part of the run that the first SIGTERM ends; look at `stopping` after it."""

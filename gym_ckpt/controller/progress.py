@@ -75,6 +75,11 @@ def span(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def waiting(who: str) -> str:
+    """The end of a line, where somebody is waited for."""
+    return f"; no answer yet from {who}" if who else ""
+
+
 class QuietProgress:
     """Says nothing."""
 
@@ -101,6 +106,8 @@ class PlainProgress:
         self._pace: Pace | None = None
         self._counts: Counts | None = None
         self._next = 0.0
+        self.waits: Callable[[], str] = str
+        """Who is waited for, in words; or nothing."""
 
     async def run(self) -> None:
         """Say how the run stands although nothing changes, until cancelled: rows may be long, and servers gone."""
@@ -118,7 +125,7 @@ class PlainProgress:
         now = anyio.current_time()
         if self._pace is not None and now >= self._next:
             self._next = now + PROGRESS_EVERY_S
-            self._write(self._pace.line(counts))
+            self._write(self._pace.line(counts) + waiting(self.waits()))
 
     def message(self, text: str, event: str = "") -> None:
         if event not in self._logged:
@@ -140,6 +147,16 @@ class RichProgress:
         )
         self._task = self._bar.add_task("rollouts", total=None, figures="")
         self._pace: Pace | None = None
+        self._counts: Counts | None = None
+        self.waits: Callable[[], str] = str
+        """Who is waited for, in words; or nothing."""
+
+    async def run(self) -> None:
+        """Keep the figures true although nothing changes, until cancelled."""
+        while True:
+            await anyio.sleep(PROGRESS_EVERY_S / 10)
+            if self._counts is not None:
+                self.update(self._counts)
 
     def start(self, counts: Counts) -> None:
         self._pace = Pace(counts)
@@ -149,10 +166,11 @@ class RichProgress:
     def update(self, counts: Counts) -> None:
         if self._pace is None:
             return
+        self._counts = counts
         left = self._pace.left_s(counts)
         figures = (
             f"{counts.in_flight} in flight · {self._pace.restored} restored · {counts.failed} failed · "
-            f"{self._pace.rate(counts):.2f}/s · {'–' if left is None else span(left)} left"
+            f"{self._pace.rate(counts):.2f}/s · {'–' if left is None else span(left)} left{waiting(self.waits())}"
         )
         self._bar.update(self._task, total=counts.rows, completed=counts.finished + counts.failed, figures=figures)
 

@@ -95,8 +95,13 @@ class Taking:
             self._shared.progress.message(f"checkpoint {checkpoint_id} is published, but: {text}")
         if not attempt.published:
             limit_s = self._shared.settings.checkpoint_timeout_s
-            raise Missed(f"it took longer than checkpoint_timeout_s, {limit_s:g} s, allows")
+            raise Missed(f"it took longer than checkpoint_timeout_s, {limit_s:g} s, allows{self.no_answer()}")
         return attempt.published[0]
+
+    def no_answer(self) -> str:
+        """The end of a sentence about something that took too long: whose answer was waited for, if anybody's."""
+        silent = self._coordination.cut_off()
+        return f": no answer from {silent}" if silent else ""
 
     async def _opened(self, attempt: _Attempt, deadline: float, prepare_s: float) -> None:
         ports = self._shared.ports

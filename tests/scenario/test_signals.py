@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from faults.catalogue import At, Crash, OnPhase, OnRow, Signal, When
+from faults.catalogue import At, Crash, OnPhase, OnRow, Pause, Signal, When
 from faults.plan import Setup
+from gym_ckpt.limits import STOP_REST_S
 from tests.scenario.test_collection import EVERYTHING, WHOLE, play, seen
 
 MOMENTS: dict[str, When] = {
@@ -46,3 +47,23 @@ def test_a_signal_in_the_middle_of_a_restore(name: str, k: int) -> None:
     assert seen(verdict, "collector.signal")
     if name == "SIGTERM":
         assert "is still in force" in seen(verdict, "collector.exit")[0].fields["message"]
+
+
+HANGS: dict[str, When] = {
+    "before it is asked": OnRow("collector.checkpoint_opened", 1),
+    "in the middle of prepare": OnPhase("preparing", 2),
+    "in the middle of the commit": OnPhase("committed", 1),
+}
+
+
+@pytest.mark.parametrize("node", ["agent", "environment", "inventory"])
+@pytest.mark.parametrize("when", HANGS.values(), ids=HANGS)
+@pytest.mark.parametrize("told", ["as the checkpoint begins", "while its servers are resumed"])
+def test_a_stop_gives_a_server_that_hangs_no_time_beyond_its_own(node: str, when: When, told: str) -> None:
+    timeout_s = 5.0
+    begins = OnRow("collector.checkpoint_opened", 1)
+    sigterm = Signal("SIGTERM", begins if told == "as the checkpoint begins" else At(timeout_s + 4.0))
+    verdict = play(Pause(node, when, 300.0), sigterm, setup=Setup(workload=3, every_s=0.9, timeout_s=timeout_s))
+    signal, ended = seen(verdict, "collector.signal")[0], seen(verdict, "collector.exit")[0]
+    assert ended.fields["status"] == 1 and node in ended.fields["message"], ended.fields
+    assert ended.t - signal.t < timeout_s + STOP_REST_S + 1.0, "one rest on the way out, and what is done at once"

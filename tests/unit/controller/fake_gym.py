@@ -126,6 +126,12 @@ class FakeGym:
         self.closed = False
         self.open.set()
 
+    def hurry(self, rest_s: float) -> None:
+        pass
+
+    def cut_off(self) -> str:
+        return ""
+
     async def discover(self, say: Callable[[str], object] | None = None) -> None:
         self._ask("discover")
 
