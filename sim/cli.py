@@ -17,8 +17,9 @@ from faults.bugs import BUGS
 from faults.draw import PROFILES
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
-from sim.campaign import DOUBLE, ProgressLine, Summary, campaign, show_failure, summary_line
+from sim.campaign import DOUBLE, FAILURES_MAX, ProgressLine, Summary, campaign, show_failure, summary_line
 from sim.history import History, kept
+from sim.options import BugName, Picture, Seeds
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
 from sim.replay import Recorded, of_file, recorded, refusal, replay_until, stopped
@@ -38,36 +39,15 @@ PROFILE = click.option(
 )
 JSON = click.option("--json", "as_json_", is_flag=True, help="Print one JSON object instead of text for people.")
 JOBS = click.option("-j", "--jobs", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
-HTML = click.option("--html", "html_", type=click.Path(dir_okay=False, path_type=Path), help="Draw the run: one page.")
-PERFETTO = click.option(
-    "--perfetto",
-    "perfetto_",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The run as a trace for ui.perfetto.dev.",
-)
-
-
-class Seeds(click.ParamType[range]):
-    """`A..B`: from A up to, and without, B."""
-
-    name = "A..B"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        """Raises `click.BadParameter`."""
-        if isinstance(value, range):
-            return value
-        first, dots, last = str(value).partition("..")
-        if not (dots and first.isdecimal() and last.isdecimal() and int(first) < int(last)):
-            self.fail(
-                f"{value!r} is no range of seeds: A..B goes from A up to, and without, B, such as 0..2000", param, ctx
-            )
-        return range(int(first), int(last))
+HTML = click.option("--html", "html_", type=Picture(), help="Draw the run: one page.")
+PERFETTO = click.option("--perfetto", "perfetto_", type=Picture(), help="The run as a trace for ui.perfetto.dev.")
+PLANTED = "Plant one of the bugs of faults/bugs.py (`gym-ckpt sim bugs --list` names them)."
 
 
 @click.command(short_help="Run one seed.")
 @click.option("--seed", type=click.IntRange(0), required=True, help="Everything about the run follows from it.")
 @PROFILE
-@click.option("--bug", type=click.Choice(tuple(BUGS)), help="Plant one of the bugs of faults/bugs.py.")
+@click.option("--bug", type=BugName(), help=PLANTED)
 @HTML
 @PERFETTO
 @JSON
@@ -104,6 +84,7 @@ def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_:
     help="Runs to do twice, in another process under another PYTHONHASHSEED, and to compare.",
 )
 @JOBS
+@click.option("--bug", type=BugName(), help=f"{PLANTED} Ends at the first seed that finds it.")
 @click.option("--ray", "ray_", metavar="ADDRESS", help="Run on this Ray cluster (the extra `ray`): host:port, or auto.")
 @PROFILE
 @JSON
@@ -113,20 +94,23 @@ def fuzz(
     minutes: float | None,
     double: float,
     jobs: int | None,
+    bug: str | None,
     ray_: str | None,
     profile: str,
     as_json_: bool,
 ) -> None:
     """Run many seeds over all cores. Failing plans of earlier campaigns come first, until the code passes them.
 
-    Results are kept in .gym-ckpt/campaigns.sqlite. One failure of each kind is shrunk and kept for `sim replay`; the
-    first is shown. Without --seeds a campaign goes on behind the seeds that this code has already been run with.
+    Results are kept in .gym-ckpt/campaigns.sqlite; not those with a planted bug, which say nothing about the code. One
+    failure of each kind is shrunk and kept for `sim replay`; the first is shown. Without --seeds a campaign goes on
+    behind the seeds that this code has already been run with.
 
     \b
     Examples:
       gym-ckpt sim fuzz --seeds 0..2000
       gym-ckpt sim fuzz --minutes 30 --profile chaos
       gym-ckpt sim fuzz --seeds 0..10000 --double 100
+      gym-ckpt sim fuzz --bug mark-after-stop
       gym-ckpt sim fuzz --minutes 30 --ray 10.0.0.1:6379
     """
     if minutes is not None:
@@ -135,7 +119,7 @@ def fuzz(
         seconds = 60 * minutes
     if ray_ is not None and jobs is not None:
         raise click.UsageError("-j is for this machine; a Ray cluster runs as many as it has CPUs")
-    history, trouble = _history()
+    history, trouble = _history() if bug is None else (None, None)
     with history or nullcontext():
         if seeds is None:
             seeds, seconds = range(history.next_seed(profile) if history else 0, WITHOUT_END), seconds or 60.0
@@ -146,6 +130,8 @@ def fuzz(
             seconds=seconds,
             jobs=jobs,
             progress=line,
+            bug=bug,
+            failures_max=FAILURES_MAX if bug is None else 1,
             double=double / 100,
             history=history,
             crew=None if ray_ is None else lambda until: Cluster(ray_, until),
@@ -268,12 +254,13 @@ def _debug(record: Recorded, until: Until | None) -> None:
 
 
 @click.command(short_help="Does the campaign find the planted bugs?")
-@click.option("--bug", "only", type=click.Choice(tuple(BUGS)), multiple=True, help="Only this one; may be repeated.")
+@click.option("--bug", "only", type=BugName(), multiple=True, help="Only this one; may be repeated.")
+@click.option("--list", "list_", is_flag=True, help="Only name them, with the intent of each.")
 @click.option("--seeds", type=Seeds(), default="0..2000", show_default=True, help="Where to look for each.")
 @JOBS
 @PROFILE
 @JSON
-def bugs(only: tuple[str, ...], seeds: range, jobs: int | None, profile: str, as_json_: bool) -> None:
+def bugs(only: tuple[str, ...], list_: bool, seeds: range, jobs: int | None, profile: str, as_json_: bool) -> None:
     """Plant each bug of faults/bugs.py and run the ordinary campaign until it is found.
 
     A bug that nobody finds is a hole in the faults or in the oracle; exit status 1.
@@ -281,7 +268,12 @@ def bugs(only: tuple[str, ...], seeds: range, jobs: int | None, profile: str, as
     \b
     Example:
       gym-ckpt sim bugs
+      gym-ckpt sim bugs --list
     """
+    if list_:
+        for name in only or BUGS:
+            click.echo(f"{name:<34}{BUGS[name].intent}")
+        return
     rows: list[dict[str, object]] = []
     for name in only or BUGS:
         began = time.perf_counter()
@@ -318,14 +310,19 @@ def _hunted(row: dict[str, object]) -> str:
 
 
 def _draw(verdict: Verdict, command: str, page: Path | None, trace: Path | None) -> None:
-    """Write the pictures that were asked for. Raises `click.ClickException`."""
+    """Write the pictures that were asked for, and say where they are. Raises `click.ClickException`."""
+    if page is not None:
+        _keep(page, html(verdict, command))
+    if trace is not None:
+        _keep(trace, perfetto(verdict))
+
+
+def _keep(file: Path, drawn: bytes) -> None:
     try:
-        if page is not None:
-            page.write_bytes(html(verdict, command))
-        if trace is not None:
-            trace.write_bytes(perfetto(verdict))
+        file.write_bytes(drawn)
     except OSError as error:
         raise click.ClickException(f"{error.filename} cannot be written: {error.strerror}") from None
+    click.echo(f"drawn: {file}", err=True)
 
 
 def _run_command(verdict: Verdict) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from faults.bugs import BUGS
 from faults.plan import dump
 from gym_ckpt.cli.main import run
 from gym_ckpt.errors import ConfigError
@@ -159,11 +160,17 @@ def test_until_on_the_command_line(kept: Path, capsys: pytest.CaptureFixture[str
     assert "neither the number of an event (1194) nor a time (2.5s)" in capsys.readouterr().err
 
 
-def test_pictures_on_the_command_line(kept: Path, tmp_path: Path) -> None:
+def test_pictures_on_the_command_line(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     page, trace = tmp_path / "run.html", tmp_path / "run.json"
     assert run(["sim", "replay", kept.name, "--html", str(page), "--perfetto", str(trace)]) == 1
     assert page.read_bytes().startswith(b"<!doctype html>") and json.loads(trace.read_bytes())["traceEvents"]
-    assert run(["sim", "run", "--seed", "3", "--html", str(tmp_path / "no" / "run.html")]) != 0
+    assert capsys.readouterr().err.endswith(f"drawn: {page}\ndrawn: {trace}\n")
+    absent = tmp_path / "no" / "run.html"
+    monkeypatch.setattr("sim.cli.run_seed", lambda *_, **__: pytest.fail("it is said before the run"))
+    assert run(["sim", "run", "--seed", "3", "--html", str(absent)]) == 2
+    assert f"there is no directory {absent.parent}" in capsys.readouterr().err
 
 
 def test_pdb_stops_in_the_code_that_did_it(kept: Path, failing: Verdict) -> None:
@@ -189,3 +196,28 @@ def test_pdb_needs_something_to_stop_at(tmp_path: Path, capsys: pytest.CaptureFi
     plan.write_bytes(dump(run_seed(2).plan))
     assert run(["sim", "replay", "--seed", "2", "--plan", str(plan), "--pdb"]) != 0
     assert "nothing breaks in this run" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ planted bugs
+
+
+def test_a_campaign_with_a_planted_bug_keeps_its_failure_and_no_history(
+    failing: Verdict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reads how to deal with a failed seed has one to deal with."""
+    monkeypatch.chdir(tmp_path)
+    seeds = f"{failing.seed}..{failing.seed + 1}"
+    assert run(["sim", "fuzz", "--bug", BUG, "--seeds", seeds, "-j", "1", "--double", "0"]) == 1
+    name = f"default-{failing.seed}-{BUG}"
+    assert f"replay: gym-ckpt sim replay {name}" in capsys.readouterr().out
+    assert not (tmp_path / ".gym-ckpt" / "campaigns.sqlite").exists()
+    assert run(["sim", "replay", name]) == 1
+    assert f"bug {BUG})" in capsys.readouterr().out
+
+
+def test_planted_bugs_are_listed_and_a_near_name_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sim", "bugs", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BUGS)
+    assert run(["sim", "run", "--seed", "1", "--bug", "mark-after-stpo"]) == 2
+    complaint = capsys.readouterr().err
+    assert f"did you mean {BUG!r}?" in complaint and len(complaint) < 300
