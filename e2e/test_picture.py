@@ -19,7 +19,7 @@ from sim.cluster import CONTROLLER
 from sim.picture import html
 from sim.run import Verdict, run_seed
 from sim.trace import Row
-from sim.workload import SECOND_POLICY, SERVERS
+from sim.workload import SECOND_POLICY, SECOND_WORKER, SERVERS
 
 pytestmark = pytest.mark.e2e
 
@@ -73,7 +73,8 @@ def ready(browser: Browser) -> dict[str, Any]:
 def lanes_of(run: Verdict) -> list[str]:
     """The nodes of a run, in the order in which the page shows them."""
     nodes = {row.node for row in run.rows}
-    known = [name for name in (CONTROLLER, *SERVERS[:-1], SECOND_POLICY, SERVERS[-1]) if name in nodes]
+    lanes = (CONTROLLER, *SERVERS[:-1], SECOND_POLICY, SERVERS[-1], SECOND_WORKER)
+    known = [name for name in lanes if name in nodes]
     return [*known, *({"stranger"} & nodes)]
 
 
