@@ -140,7 +140,7 @@ def blockers_stay() -> Patches:
 
 
 def second_sigterm_lost() -> Patches:
-    old = "self.killed = True\n        self.everything.cancel()"
+    old = "self.killed = True\n        self._end_at_once()"
     new = "return"
     return [(Interrupts, "signal", mutated(Interrupts.signal, old, new))]
 

@@ -65,8 +65,11 @@ class Checkpointer:
                 self._conclude(stopping, await self._take())
 
     def _why_nothing_to_save(self) -> str:
-        lost = self._shared.collection.counts().retiring
-        return f"{counted(lost, 'row')} lost with the servers that ran them" if lost else "no row was in flight"
+        unreached = self._shared.collection.unreached
+        lost = self._shared.collection.counts().retiring - unreached
+        ran = f"{counted(lost, 'row')} lost with the servers that ran them" if lost else ""
+        never = f"{counted(unreached, 'row')} not begun, since the environment cannot be reached" if unreached else ""
+        return ", ".join(part for part in (ran, never) if part) or "no row was in flight"
 
     def _conclude(self, stopping: bool, result: Taken | str) -> None:
         """What a checkpoint, or the reason for having none, means; `stopping`: a stop was asked for before it began."""

@@ -64,8 +64,10 @@ class Coordination:
         self._way_out.hurry(rest_s)
 
     def waits(self) -> str:
-        """For people: servers that have let a call wait for a while, and which; or nothing."""
-        return to_what(self._calls.waiting.silent(WAITING_SAID_AFTER_S))
+        """For people: servers that have let a call wait for a while, and which; or nothing. Not those that failed one:
+        they have lines of their own."""
+        waiting = self._calls.waiting
+        return to_what({name: to for name, to in waiting.silent(WAITING_SAID_AFTER_S).items() if name not in waiting})
 
     def cut_off(self) -> str:
         """For people: servers whose answers the last checkpoint could not wait for, and to what; or nothing."""

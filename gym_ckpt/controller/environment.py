@@ -8,9 +8,10 @@ which a controller that lost its dispatch log does not know. It must not know wh
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from gym_ckpt.errors import TransportError
+from gym_ckpt.errors import PeerUnreachable, TransportError
 from gym_ckpt.limits import REASON_MAX_CHARS
 from gym_ckpt.ports import HttpClient, Reply
 from gym_ckpt.runtime.asgi import of_run, tagged
@@ -19,6 +20,16 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTINUED_HEADER
 
 CONFLICT = 409
+
+
+class Loss(StrEnum):
+    """How a call ended that has no reply of its episode."""
+
+    NO_REPLY = "no reply to"
+    KNOWN = "known to the server already:"
+    """It answered 409."""
+    UNREACHED = "no server could be reached for"
+    """Certainly not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +48,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No reply of this episode: it may have run, may be running, may never have begun. `refused`: with a 409."""
+    """No reply of this episode: it may have run, may be running, may never have begun."""
 
     reason: str
-    refused: bool = False
+    how: Loss = Loss.NO_REPLY
 
 
 async def run_episode(
@@ -61,7 +72,8 @@ async def run_episode(
     try:
         reply = await http.request("POST", tagged(url, episode, "/run"), headers=headers, body=body)
     except TransportError as error:
-        return Lost(f"{type(error).__name__}: {error}"[:REASON_MAX_CHARS])
+        how = Loss.UNREACHED if isinstance(error, PeerUnreachable) else Loss.NO_REPLY
+        return Lost(f"{type(error).__name__}: {error}"[:REASON_MAX_CHARS], how)
     return _read(reply)
 
 
@@ -76,7 +88,7 @@ def _read(reply: Reply) -> Finished | Failed | Lost:
             text = f"HTTP {reply.status} {typed.get('code')}: {typed.get('detail')}"[:REASON_MAX_CHARS]
         else:
             text = f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}"
-        return Lost(text, refused=True) if reply.status == CONFLICT else Failed(text)
+        return Lost(text, Loss.KNOWN) if reply.status == CONFLICT else Failed(text)
     if isinstance(value, dict) and value.get("status") == "finished" and isinstance(value.get("result"), dict):
         return Finished(value["result"])
     if isinstance(value, dict) and value.get("status") == "failed":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import anyio
 from anyio.abc import TaskGroup
 
-from gym_ckpt.controller.environment import Failed, Finished, Lost, run_episode
+from gym_ckpt.controller.environment import Failed, Finished, Loss, Lost, run_episode
 from gym_ckpt.controller.shared import Shared
 from gym_ckpt.core.collection import Verdict
 from gym_ckpt.errors import GymCkptError, NotLossless
@@ -101,9 +101,9 @@ class Rollouts:
             verdict = shared.collection.failed(episode)
             if verdict is not Verdict.IGNORED:
                 shared.failed(episode, outcome.reason, final=verdict is Verdict.FINAL)
-        elif shared.collection.lost(episode) is not Verdict.IGNORED:
+        elif shared.collection.lost(episode, unreached=outcome.how is Loss.UNREACHED) is not Verdict.IGNORED:
             shared.losses_in_a_row += 1
-            shared.unsaid_losses.append((episode, outcome.reason, outcome.refused))
+            shared.unsaid_losses.append((episode, outcome.reason, outcome.how))
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)
         if not isinstance(outcome, Lost):
             shared.losses_in_a_row = 0

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import anyio
 
+from gym_ckpt.controller.environment import Loss
 from gym_ckpt.controller.interrupts import Interrupts, Wake
 from gym_ckpt.controller.journal import DispatchLog
 from gym_ckpt.controller.progress import Progress
@@ -128,8 +129,8 @@ class Shared:
         self.begun_before: set[str] = set()
         """Such rows that are still to be sent."""
         self.losses_in_a_row = 0
-        self.unsaid_losses: list[tuple[EpisodeId, str, bool]] = []
-        """Attempts that no message has told of yet: lost, why, and whether a server refused them as known."""
+        self.unsaid_losses: list[tuple[EpisodeId, str, Loss]] = []
+        """Attempts that no message has told of yet: lost, why, and how."""
         self.awaited: set[EpisodeId] = set()
         """Episodes whose replies a checkpoint waits for."""
         self.awaited_wake = Wake()
@@ -160,16 +161,18 @@ class Shared:
         self.progress.message(f"{episode} failed, {then}: {why[:REASON_SAID_CHARS]}", event="collector.failure")
 
     def say_losses(self) -> None:
-        """One line about all attempts that got no reply, or were refused as known, since the last."""
+        """One line about all attempts that got no reply of their own since the last."""
         texts = []
-        for what, refused in (("no reply to", False), ("known to the server already:", True)):
-            losses = [(episode, why) for episode, why, known in self.unsaid_losses if known is refused]
+        for how in Loss:
+            losses = [(episode, why) for episode, why, kind in self.unsaid_losses if kind is how]
             if losses:
                 episode, why = losses[0]
-                texts.append(f"{what} {counted(len(losses), 'row')}, such as {episode} ({why[:REASON_SAID_CHARS]})")
+                texts.append(f"{how} {counted(len(losses), 'row')}, such as {episode} ({why[:REASON_SAID_CHARS]})")
         self.unsaid_losses.clear()
         if texts:
-            self.progress.message(f"{'; '.join(texts)}: retired everywhere, then started again", event="collector.lost")
+            wait = "; no other row is sent before that" if self.collection.unreached else ""
+            then = f"retired everywhere, then started again{wait}"
+            self.progress.message(f"{'; '.join(texts)}: {then}", event="collector.lost")
 
     def settled(self, episode: EpisodeId) -> None:
         """The episode's `/run` is over, one way or another."""

@@ -12,6 +12,9 @@ Keeps INV-2 (a row finishes once, and a late reply of an attempt that is being r
 row is taken while a checkpoint is open), INV-91 (`scope`), INV-93 (retired: only rows without a reply, never while a
 checkpoint is open). What a restart makes of files is in `gym_ckpt.core.collection_restart`.
 
+An attempt whose connection was refused ran nowhere, and no row is taken until it is retired: then the servers answer
+again, and a dead one has cost as many rows as were being sent, not the whole input.
+
 It must not know how anything is sent or stored.
 """
 
@@ -90,6 +93,8 @@ class Collection:
         self._queues = {RowState.RESTORED: deque[str](), RowState.WAITING: deque[str]()}
         self._retiring: dict[str, None] = {}
         self._in_flight: dict[str, None] = {}
+        self._unreached: dict[str, None] = {}
+        """Those of `_retiring` that never reached a server."""
         self._forgettable: dict[str, None] = {}
         self._number = dict.fromkeys(RowState, 0)
         self._open = False
@@ -108,7 +113,7 @@ class Collection:
     @property
     def dispatchable(self) -> int:
         """How many rows `take` would give."""
-        if self._open:
+        if self._open or self._unreached:
             return 0
         ready = self._number[RowState.RESTORED] + self._number[RowState.WAITING]
         return max(0, min(ready, self._concurrency - self._number[RowState.IN_FLIGHT]))
@@ -116,6 +121,11 @@ class Collection:
     @property
     def to_retire(self) -> bool:
         return bool(self._retiring)
+
+    @property
+    def unreached(self) -> int:
+        """How many of the rows that are being retired were not begun: their servers could not be reached."""
+        return len(self._unreached)
 
     @property
     def to_forget(self) -> bool:
@@ -202,13 +212,18 @@ class Collection:
         self._move(row, RowState.WAITING)
         return Verdict.AGAIN
 
-    def lost(self, episode: EpisodeId) -> Verdict:
-        """No reply, or the attempt blocks a checkpoint: it must be retired everywhere before the next one (INV-93)."""
+    def lost(self, episode: EpisodeId, *, unreached: bool = False) -> Verdict:
+        """No reply, or the attempt blocks a checkpoint: it must be retired everywhere before the next one (INV-93).
+
+        `unreached`: its call certainly reached nobody, and neither would that of another row.
+        """
         if not self.is_current(episode):
             return Verdict.IGNORED
         row = self._current(episode)
         row.lost += 1
         self._move(row, RowState.RETIRING)
+        if unreached:
+            self._unreached[row.rollout_id] = None
         return Verdict.AGAIN
 
     def restore_failed(self, episodes: Iterable[EpisodeId]) -> None:
@@ -283,6 +298,7 @@ class Collection:
         self._number[state] += 1
         self._in_flight.pop(row.rollout_id, None)
         self._retiring.pop(row.rollout_id, None)
+        self._unreached.pop(row.rollout_id, None)
         row.state = state
         self._enter(row, first=first)
 

@@ -122,6 +122,16 @@ class Collecting(RuleBasedStateMachine):
         self.calls.remove(episode)
         self.collection.lost(episode)
 
+    @precondition(lambda self: self.calls)
+    @rule(number=index)
+    def refuse(self, number: int) -> None:
+        """The call reached nobody."""
+        episode = self.pick(number)
+        self.calls.remove(episode)
+        self.running.discard(episode)
+        if self.collection.lost(episode, unreached=True) is Verdict.AGAIN:
+            assert self.collection.dispatchable == 0, "nor would another one"
+
     @precondition(lambda self: self.calls and not self.open)
     @rule(number=index)
     def block(self, number: int) -> None:

@@ -5,13 +5,15 @@ Each test looks for the events that make it the situation of its title, so that 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from faults.catalogue import At, Crash, CrashAtStep, DiskError, Fault, Lose, OnPhase, OnRow, Restart, Signal
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.ports import Ports
 from sim.cluster import CONTROLLER, Cluster, Options, until
 from sim.oracle import Oracle
-from sim.reference import reference
+from sim.reference import played, reference
 from sim.report import screen
 from sim.run import Verdict, run_seed
 from sim.trace import Row
@@ -138,3 +140,30 @@ def test_a_second_collector_on_the_directory_of_a_live_one_is_turned_away() -> N
     assert len(refusals) == 1 and "/run" in refusals[0]
     assert cluster.complete
     assert not oracle.violations
+
+
+def test_an_environment_that_is_down_for_a_while_costs_the_rows_that_were_being_sent_and_no_other() -> None:
+    work = replace(workload(3, 40), concurrency=4)
+    world = World(7, keep_all_rows=True)
+    cluster = Cluster(world, work, Options())
+    oracle = Oracle(world, cluster, played(work))
+    oracle.attach()
+    down: list[float] = []
+
+    async def script(world: World) -> None:
+        cluster.start()
+        await world.sleep(1.0)
+        world.nodes["environment"].crash()
+        down.append(world.now)
+        await world.sleep(120.0)
+        down.append(world.now)
+        world.nodes["environment"].start()
+        assert await until(world, lambda: not world.nodes[CONTROLLER].alive, 600.0)
+
+    world.run(script, horizon_s=2000.0).check()
+    oracle.judge()
+    assert cluster.complete
+    sent = [row.t for row in world.trace.rows if row.event == "collector.dispatch"]
+    assert len(sent) > len(work.tasks), "no row was lost with the environment"
+    meanwhile = sum(down[0] <= t <= down[1] for t in sent)
+    assert 1 <= meanwhile <= work.concurrency, f"{meanwhile} rows were sent to nobody"

@@ -17,7 +17,7 @@ import anyio
 
 from gym_ckpt.adapters.posix import ThreadDisk
 from gym_ckpt.core.forgotten import Ended
-from gym_ckpt.errors import AlreadyServing, CoordinationError, NotReady, ParticipantFailed, PeerLost
+from gym_ckpt.errors import AlreadyServing, CoordinationError, NotReady, ParticipantFailed, PeerLost, PeerUnreachable
 from gym_ckpt.ports import Disk, FileSystem, Headers, Ports, Reply
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
 from gym_ckpt.types import EpisodeId, Kind
@@ -49,6 +49,8 @@ class FakeGym:
         self.open = anyio.Event()
         self.open.set()
         self.serving = False
+        self.away = False
+        """No new episode reaches it."""
         self.restarts: frozenset[EpisodeId] = frozenset()
         self.failing: dict[str, list[str]] = {}
         """rollout id → what its next attempts do instead: `fail`, `lose`, `hang`, `http500`, or `late`.
@@ -87,6 +89,8 @@ class FakeGym:
             await anyio.sleep_forever()
         if how == "lose":
             raise PeerLost("reset")
+        if self.away:
+            raise PeerUnreachable("connection refused")
         if how == "runs":
             return Reply(409, (), b'{"error":{"code":"refused","detail":"the attempt runs or has run already"}}')
         if how == "http500":

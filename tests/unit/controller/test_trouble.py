@@ -10,6 +10,7 @@ import pytest
 
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
+from tests.unit.controller.fake_gym import broken
 from tests.unit.controller.struck_files import StruckBench, struck_bench
 
 pytestmark = pytest.mark.anyio
@@ -187,3 +188,38 @@ async def test_an_error_at_every_call_of_a_start_loses_no_attempt(struck: Struck
             break
     assert refused > 3 and calls > 15
     assert len(log.read_bytes().splitlines()) < len(long.splitlines())
+
+
+async def test_an_environment_that_is_away_does_not_burn_through_the_input(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rows=40)
+    gym = gym_of(steps=1)
+    gym.failing = {f"row-{n}": ["lose"] for n in range(4)}
+    gym.away = True
+    gym.faults["retire"] = [broken("env is gone")] * 5
+
+    async def script() -> None:
+        waits = "retiring lost rows has to wait"
+        await bench.until(lambda: sum(waits in line for line in bench.recorder.lines) == 5)
+        gym.away = False
+
+    outcome = await bench.with_signals(gym, script, concurrency=4)
+    assert outcome.exit_code == 0, outcome.message
+    again = len(gym.runs) - bench.rows
+    assert 5 <= again <= 4 + 4, "those that ran, and at most as many that were being sent"
+    lines = [line for line in bench.recorder.lines if "no server could be reached for" in line]
+    assert lines and all("no other row is sent before that" in line for line in lines)
+
+
+async def test_a_stop_while_the_environment_is_away_says_which_rows_were_not_begun(bench: Bench) -> None:
+    gym = gym_of()
+    gym.failing = {"row-0": ["lose"]}
+    gym.away = True
+    gym.faults["retire"] = [broken("env is gone")] * 1000
+
+    async def script() -> None:
+        await bench.until(lambda: any("retiring lost rows has to wait" in line for line in bench.recorder.lines))
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script, concurrency=3)
+    assert outcome.exit_code == 0, outcome.message
+    assert "1 row lost with the servers that ran them, 2 rows not begun, since the environment" in outcome.message
