@@ -235,6 +235,8 @@ class Asked(Check):
         """When the first SIGTERM of this life came."""
         self._killed = False
         """A second one came, and not together with the first."""
+        self._ending = False
+        """It has said how it ended: what comes in that instant changes nothing."""
         self._asked: dict[str, float] = {}
         """Signals that nothing has come of yet, and since when."""
         self._open = False
@@ -263,7 +265,7 @@ class Asked(Check):
     def _new_life(self, row: Row) -> None:
         if row.node == self._controller:
             self._asked.clear()
-            self._open = self._sending = self._again = self._killed = False
+            self._open = self._sending = self._again = self._killed = self._ending = False
             self._told = None
 
     def _dispatch(self, row: Row) -> None:
@@ -276,6 +278,8 @@ class Asked(Check):
             self.look(96, "SIGUSR1 came while a checkpoint was open, and none follows it" if late else None, row.node)
 
     def _signal(self, row: Row) -> None:
+        if self._ending:
+            return
         self._asked.setdefault(row.fields["signal"], row.t)
         self._again = self._again or (self._open and row.fields["signal"] == "SIGUSR1")
         if row.fields["signal"] == "SIGTERM":
@@ -309,6 +313,7 @@ class Asked(Check):
             status = row.fields["status"]
             self.look(96, f"a second SIGTERM ended it with status {status}" if status != 143 else None, row.node)
         self._asked.clear()
+        self._ending = True
 
     def _over(self, row: Row) -> None:
         left = sorted(self._asked)
