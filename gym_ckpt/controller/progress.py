@@ -96,18 +96,12 @@ class QuietProgress:
         pass
 
 
-class PlainProgress:
-    """Lines, one of figures every `PROGRESS_EVERY_S` while `run` runs. `logged`: events that whoever reads `write` is
-    told of in another way, so that their messages would say them twice."""
+class _Alive:
+    """What goes on by the clock. `waits`: who is waited for, in words; or nothing."""
 
-    def __init__(self, write: Callable[[str], Any], logged: Container[str] = ()) -> None:
-        self._write = write
-        self._logged = logged
-        self._pace: Pace | None = None
+    def __init__(self) -> None:
         self._counts: Counts | None = None
-        self._next = 0.0
         self.waits: Callable[[], str] = str
-        """Who is waited for, in words; or nothing."""
 
     async def run(self) -> None:
         """Say how the run stands although nothing changes, until cancelled: rows may be long, and servers gone."""
@@ -115,6 +109,21 @@ class PlainProgress:
             await anyio.sleep(PROGRESS_EVERY_S / 10)
             if self._counts is not None:
                 self.update(self._counts)
+
+    def update(self, counts: Counts) -> None:
+        raise NotImplementedError
+
+
+class PlainProgress(_Alive):
+    """Lines, one of figures every `PROGRESS_EVERY_S` while `run` runs. `logged`: events that whoever reads `write` is
+    told of in another way, so that their messages would say them twice."""
+
+    def __init__(self, write: Callable[[str], Any], logged: Container[str] = ()) -> None:
+        super().__init__()
+        self._write = write
+        self._logged = logged
+        self._pace: Pace | None = None
+        self._next = 0.0
 
     def start(self, counts: Counts) -> None:
         self._pace, self._counts = Pace(counts), counts
@@ -135,28 +144,19 @@ class PlainProgress:
         self._pace = None
 
 
-class RichProgress:
+class RichProgress(_Alive):
     """A bar on a terminal."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
+        super().__init__()
         self._bar: RichBar = Bar(
             TextColumn("[bold]rollouts"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}")
         )
         self._task = self._bar.add_task("rollouts", total=None, figures="")
         self._pace: Pace | None = None
-        self._counts: Counts | None = None
-        self.waits: Callable[[], str] = str
-        """Who is waited for, in words; or nothing."""
-
-    async def run(self) -> None:
-        """Keep the figures true although nothing changes, until cancelled."""
-        while True:
-            await anyio.sleep(PROGRESS_EVERY_S / 10)
-            if self._counts is not None:
-                self.update(self._counts)
 
     def start(self, counts: Counts) -> None:
         self._pace = Pace(counts)

@@ -111,14 +111,7 @@ async def test_a_try_that_failed_before_the_snapshot_is_told_once_and_counted_on
 
 async def test_the_newest_checkpoint_cut_at_every_byte_of_each_file_is_passed_over(bench: Bench) -> None:
     gym = await slow_gym(bench.rows)
-
-    async def two() -> None:
-        await gym.busy.wait()
-        for count in (1, 2):
-            bench.signals.send("SIGUSR1")
-            await bench.until_published(count)
-
-    await bench.crash(gym, two)
+    await bench.crash(gym, lambda: bench.two_checkpoints(gym.busy))
     older, newest = bench.checkpoints()
     assert bench.published() == newest
     run = json.loads((bench.directory / "run.json").read_text())["run_id"]

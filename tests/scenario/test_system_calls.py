@@ -114,14 +114,7 @@ async def restarted(bench: StruckBench) -> bool:
 async def test_a_restart_whatever_call_fails_and_how(bench: StruckBench, tmp_path: Path) -> None:
     """It refuses and changes nothing that matters, or goes on; and the restart after it loses nothing."""
     gym = await slow_gym(bench.rows)
-
-    async def two() -> None:
-        await gym.busy.wait()
-        for count in (1, 2):
-            bench.signals.send("SIGUSR1")
-            await bench.until_published(count)
-
-    await bench.crash(gym, two)
+    await bench.crash(gym, lambda: bench.two_checkpoints(gym.busy))
     with bench.output.open("a") as torn:
         torn.write('{"rollout_id": "row-0", "att')
     kept = tmp_path / "kept"

@@ -87,6 +87,13 @@ class Bench:
             while not true():
                 await anyio.sleep(0.001)
 
+    async def two_checkpoints(self, busy: anyio.Event) -> None:
+        """Two that somebody asks for, one after the other, once the gym is `busy`."""
+        await busy.wait()
+        for count in (1, 2):
+            self.signals.send("SIGUSR1")
+            await self.until_published(count)
+
     async def until_published(self, count: int) -> None:
         await self.until(lambda: len(self.recorder.named("collector.published")) >= count)
 

@@ -102,14 +102,7 @@ async def test_rows_that_started_over_are_not_taken_from_the_older_checkpoint(be
 
 async def test_a_damaged_newest_checkpoint_falls_back_and_says_so(bench: Bench) -> None:
     gym = await slow_gym(bench.rows)
-
-    async def two() -> None:
-        await gym.busy.wait()
-        for count in (1, 2):
-            bench.signals.send("SIGUSR1")
-            await bench.until_published(count)
-
-    await bench.crash(gym, two)
+    await bench.crash(gym, lambda: bench.two_checkpoints(gym.busy))
     newest = bench.published()
     for manifest in (bench.directory / "checkpoints" / newest).rglob("manifest.json"):
         manifest.write_bytes(manifest.read_bytes()[:20])
@@ -197,14 +190,7 @@ async def test_with_no_valid_checkpoint_it_refuses_to_start_over_unless_told(ben
 @pytest.mark.parametrize("all_of_them", [False, True], ids=["the newest", "all"])
 async def test_checkpoints_that_somebody_deleted_are_missed(bench: Bench, all_of_them: bool) -> None:
     gym = await slow_gym(bench.rows)
-
-    async def two() -> None:
-        await gym.busy.wait()
-        for count in (1, 2):
-            bench.signals.send("SIGUSR1")
-            await bench.until_published(count)
-
-    await bench.crash(gym, two)
+    await bench.crash(gym, lambda: bench.two_checkpoints(gym.busy))
     newest = bench.published()
     checkpoints = bench.directory / "checkpoints"
     gone = checkpoints / newest
@@ -235,14 +221,7 @@ async def test_a_damaged_pointer_is_said_once_when_there_is_no_checkpoint_to_men
 
 async def test_a_lost_pointer_falls_back_to_the_newest_checkpoint_and_says_so(bench: Bench) -> None:
     gym = await slow_gym(bench.rows)
-
-    async def two() -> None:
-        await gym.busy.wait()
-        for count in (1, 2):
-            bench.signals.send("SIGUSR1")
-            await bench.until_published(count)
-
-    await bench.crash(gym, two)
+    await bench.crash(gym, lambda: bench.two_checkpoints(gym.busy))
     newest = bench.published()
     (bench.directory / "LATEST").unlink()
     gym = gym_of()
