@@ -157,7 +157,7 @@ def draw(seed: int, profile: str) -> Plan:
 def _setup(chance: random.Random) -> Setup:
     made = Setup(
         workload=chance.randrange(WORKLOADS),
-        every_s=chance.choice((0.8, 1.2, 1.9, 3.2, None)),
+        every_s=chance.choice((1.3, 1.9, 2.7, 3.8, None)),
         timeout_s=chance.choice((1.5, 3.0, 8.0, 20.0)),
         keep=chance.choice((1, 2, 3)),
         grace_s=chance.choice((2.0, 6.0, 15.0)),

@@ -32,7 +32,7 @@ CAPTURABLE = tuple(number for number in ALL if not (workload(number).captured or
 """... whose sessions are in checkpoints, and whose tokens are not."""
 PASSED_ON = tuple(number for number in ALL if workload(number).stream and not workload(number).captured)
 """Streams that reach the agent while they are made."""
-OFTEN: Mapping[str, float | None] = {"every_s": 0.8}
+OFTEN: Mapping[str, float | None] = {"every_s": 1.3}
 CONTROLLER = "controller"
 BESIDE = (0, 0, 1, 2)
 """How many of its ordinary faults a seed keeps beside its situation: few, or they hide it."""
