@@ -142,7 +142,7 @@ def blockers_stay() -> Patches:
 def second_sigterm_lost() -> Patches:
     old = "self.killed = True\n        self._end_at_once()"
     new = "return"
-    return [(Interrupts, "signal", mutated(Interrupts.signal, old, new))]
+    return [(Interrupts, "_sigterm", mutated(Interrupts._sigterm, old, new))]
 
 
 class _Nobodys:

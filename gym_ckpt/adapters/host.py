@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -148,6 +148,17 @@ def shield_from_interrupt() -> None:
 def end_cleanly_at_sigterm() -> None:
     """Let SIGTERM unwind this process as Ctrl-C does, so that it takes its processes and its files with it."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def let_through(signals: Sequence[signal.Signals]) -> None:
+    """Let signals that were blocked strike; those that came meanwhile do now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def ignore(signals: Sequence[signal.Signals]) -> None:
+    """Whatever comes of them from now on, or waits, is too late to change anything."""
+    for each in signals:
+        signal.signal(each, signal.SIG_IGN)
 
 
 def log_to_stderr() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import anyio
 
+from gym_ckpt.adapters.host import let_through
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.posix import ThreadDisk
 from gym_ckpt.adapters.uvicorn_server import UvicornServer
@@ -74,6 +75,7 @@ class ProcessSignals:
     @asynccontextmanager
     async def _listen(self) -> AsyncIterator[AsyncIterator[str]]:
         with anyio.open_signal_receiver(*self._listened) as received:
+            let_through(self._listened)
             yield _Names(received)
 
 

@@ -14,6 +14,8 @@ import msgspec
 
 from gym_ckpt.adapters.host import (
     die_with_parent,
+    ignore,
+    let_through,
     log_through,
     log_to_stderr,
     one_output,
@@ -84,6 +86,8 @@ def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
     listened = LISTENED if supervised else (*LISTENED, signal.SIGINT)
     try:
         settings, wanted = _settings(config, resume)
+        if wanted.checkpoint_dir is None:
+            let_through(LISTENED)  # nobody listens
         return anyio.run(functools.partial(_collect, settings, wanted, progress, tracer, listened))
     except (Exception, KeyboardInterrupt) as error:
         failed = _failed(error)
@@ -133,7 +137,10 @@ async def _collect(
             kind = FreshCoordination if wanted.resume_from_cache else Coordination
             coordination = kind(servers, settings.control_token, ports)
             progress.waits = coordination.waits
-        outcome = await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
+        try:
+            outcome = await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
+        finally:
+            ignore(LISTENED)
         tasks.cancel_scope.cancel()
         return outcome
 

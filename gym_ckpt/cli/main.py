@@ -7,9 +7,10 @@ inside the commands, so that `--help` is instant.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import click
 
@@ -18,6 +19,7 @@ from gym_ckpt.cli.simulator import SimulatorGroup
 
 CONFIG = click.argument("config", type=click.Path(dir_okay=False))
 DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
+SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text for people.")
 
 
@@ -203,9 +205,14 @@ def sim() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. `--debug` is taken wherever it stands."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in words
-    sys.exit(run([word for word in words if word != "--debug"], debug=debug))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = [word for word in given if word != "--debug"]
+    if words[:1] == ["collect"]:  # its imports take seconds on a busy machine: a signal waits until it listens
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    status = run(words, debug="--debug" in given)
+    for late in SIGNALS:  # all is said: one that comes now would only change the status
+        signal.signal(late, signal.SIG_IGN)
+    sys.exit(status)
 
 
 def run(words: Sequence[str], *, debug: bool = False) -> int:

@@ -84,7 +84,7 @@ class Checkpointer:
 
     def _stop(self, failure: str | None) -> None:
         self.stopped, self.failure = True, failure
-        self._shared.ended.set()
+        self._shared.end()
 
     async def _timer(self) -> bool:
         """Until a signal or the timer; True when the timer fired while rows are in flight."""
@@ -108,6 +108,8 @@ class Checkpointer:
                 if left_s <= 0:
                     break
                 try:
+                    if shared.ended.is_set():
+                        raise Missed(shared.fatal or "the run is ending, and nothing is left to save")
                     return await self._closed_take(left_s, left_s if last else PREPARE_SHARE * left_s)
                 except Missed as missed:
                     failure = str(missed)

@@ -3,8 +3,9 @@
 SIGUSR1: a checkpoint. SIGTERM: a checkpoint, then stop. A second SIGTERM: stop at once; but one that comes with the
 first is the first: a batch system that tells a job's shell and its steps sends two for one cause, and the second must
 not cost the checkpoint that the first asked for. SIGINT: a person wants it to end, at once. Before anything was
-dispatched there is nothing to save, so the first SIGTERM ends that part by cancelling it. It must not know how a
-checkpoint is taken.
+dispatched there is nothing to save, so the first SIGTERM ends that part by cancelling it; and once the run ends, for
+whatever reason, no signal leads to another checkpoint. What is said of a signal is what comes of it. It must not know
+how a checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Interrupts:
         self._say = say
         self._abortable: anyio.CancelScope | None = None
         self._patient: anyio.CancelScope | None = None
+        self._ending = False
 
     @property
     def cut_short(self) -> bool:
@@ -73,29 +75,48 @@ class Interrupts:
 
     def signal(self, name: str) -> None:
         """One signal, by its name."""
-        self._tracer.emit("collector.signal", signal=name)
-        if name == "SIGINT":
-            self.interrupted = True
-            self._end_at_once()
-        elif name == "SIGUSR1":
-            self.checkpoint = True
-            self._say("SIGUSR1: a checkpoint is taken, then the run goes on")
-        elif self.stopping and anyio.current_time() - self.told < self._together_s:
-            return
-        elif self.stopping:
+        answer = self._sigusr1() if name == "SIGUSR1" else self._sigint() if name == "SIGINT" else self._sigterm()
+        self._tracer.emit("collector.signal", signal=name, answer=answer)
+        if answer:
+            self._say(f"{name}: {answer}")
+        self.wake.set()
+
+    def ending(self) -> None:
+        """The run is over but for its last steps: all rows have ended, it stops, or it cannot go on."""
+        self._ending = True
+
+    def _sigint(self) -> str:
+        self.interrupted = True
+        self._end_at_once()
+        return ""  # the end itself says it
+
+    def _sigusr1(self) -> str:
+        if self._ending:
+            return "the run is ending, and nothing is left to checkpoint"
+        self.checkpoint = True
+        if self.stopping:
+            return "the run stops already, with a checkpoint if rows are in flight"
+        if self._abortable is not None:
+            return "a checkpoint is taken as soon as rows are sent, then the run goes on"
+        return "a checkpoint is taken, then the run goes on"
+
+    def _sigterm(self) -> str:
+        if self.stopping and anyio.current_time() - self.told < self._together_s:
+            return ""
+        if self.stopping:
             self.killed = True
             self._end_at_once()
-        else:
-            self.stopping, self.told = True, anyio.current_time()
-            self.hurry(STOP_REST_S)
-            if self._patient is not None:
-                self._patient.deadline = min(self._patient.deadline, self.told + STOP_REST_S)
-            if self._abortable is not None:
-                self._abortable.cancel()
-                self._say("SIGTERM: the run stops before it sends a row")
-            else:
-                self._say("SIGTERM: a checkpoint is taken, then the run stops; a second SIGTERM stops it at once")
-        self.wake.set()
+            return ""
+        self.stopping, self.told = True, anyio.current_time()
+        self.hurry(STOP_REST_S)
+        if self._patient is not None:
+            self._patient.deadline = min(self._patient.deadline, self.told + STOP_REST_S)
+        if self._abortable is not None:
+            self._abortable.cancel()
+            return "the run stops before it sends a row"
+        if self._ending:
+            return "the run is ending already; a second SIGTERM ends it at once"
+        return "a checkpoint is taken if rows are in flight, then the run stops; a second SIGTERM stops it at once"
 
     def _end_at_once(self) -> None:
         self.hurry(0.0)

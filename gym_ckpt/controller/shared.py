@@ -138,7 +138,7 @@ class Shared:
     def changed(self) -> None:
         """The collection changed: wake whoever may have something to do."""
         if self.collection.done:
-            self.ended.set()
+            self.end()
         self.dispatch_wake.set()
         self.housekeeping_wake.set()
         self.progress.update(self.collection.counts())
@@ -146,6 +146,11 @@ class Shared:
     def fail(self, reason: str) -> None:
         """The run cannot go on."""
         self.fatal = self.fatal or reason
+        self.end()
+
+    def end(self) -> None:
+        """Nothing more is sent, and no other checkpoint begins."""
+        self.interrupts.ending()
         self.ended.set()
 
     def sent(self, episode: EpisodeId) -> None:

@@ -81,6 +81,36 @@ def test_ctrl_c_before_anything_began_is_said_like_any_end(config: Path) -> None
         assert waiting.stderr.read() == said and waiting.wait() == INTERRUPTED_STATUS == INTERRUPTED
 
 
+AT_BOTH_EDGES = """
+import os, signal
+import gym_ckpt.cli.collect as command
+from gym_ckpt.controller.outcome import Outcome
+
+def tell(why):
+    for each in (signal.SIGUSR1, signal.SIGTERM):
+        os.kill(os.getpid(), each)
+
+async def collect(settings, coordination, url, ports, progress):
+    async with ports.signals.listen() as signals:
+        heard = [await anext(signals), await anext(signals)]
+    return Outcome(0, " ".join(sorted(heard)))
+
+load, show = command.load, command._print
+command.load = lambda config: (tell("before it listens"), load(config))[1]
+command._print = lambda outcome: (tell("once it has ended"), show(outcome))
+command.collect = collect
+from gym_ckpt.cli.main import main
+main(["collect", CONFIG])
+"""
+
+
+def test_signals_before_it_listens_wait_and_those_after_its_end_change_nothing(config: Path) -> None:
+    """By default each of them kills a process, and a job would be told so although every row is there (INV-96)."""
+    script = AT_BOTH_EDGES.replace("CONFIG", repr(str(config)))
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "SIGTERM SIGUSR1\n"), ended.stderr
+
+
 @pytest.mark.parametrize("words", [[], ["--resume"]])
 def test_what_is_refused_before_anything_begins_is_an_object_too(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]

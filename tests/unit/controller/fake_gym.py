@@ -65,6 +65,7 @@ class FakeGym:
         self.busy_at = 0
         self.commits: list[tuple[tuple[EpisodeId, ...], bool]] = []
         self.on_prepared: Any = None
+        self.on_forget: Callable[[], object] = lambda: None
         self.budgets: list[tuple[float, float | None]] = []
         """Of each prepare: for the whole checkpoint, and for the prepare."""
         self.saved: dict[str, int] = {}
@@ -201,6 +202,7 @@ class FakeGym:
         wanted = sorted(rollout_ids)
         assert ended is not None, "a collection says whose rollouts it has forgotten, or late copies are begun (INV-38)"
         self._ask("forget", wanted)
+        self.on_forget()
         self.forgotten += wanted
 
     def asked(self, what: str) -> list[Any]:

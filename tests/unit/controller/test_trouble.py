@@ -103,6 +103,46 @@ async def test_sigterm_during_a_checkpoint_makes_it_the_last(bench: Bench) -> No
     assert outcome.exit_code == 0 and len(bench.checkpoints()) == 1 and gym.closed
 
 
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+async def test_a_signal_as_the_run_ends_is_answered_with_what_comes_of_it(bench: Bench, name: str) -> None:
+    gym = gym_of()
+
+    def at_the_end() -> None:
+        if len(bench.written()) == bench.rows:
+            bench.signals.send(name)
+
+    gym.on_forget = at_the_end
+    outcome = await bench.run(gym)
+    assert outcome.exit_code == 0 and outcome.message == "all 6 rows finished"
+    answers = [event["answer"] for event in bench.recorder.named("collector.signal")]
+    assert answers and all("the run is ending" in answer for answer in answers)
+    assert f"{name}: {answers[0]}" in bench.recorder.lines
+    assert not bench.recorder.named("collector.checkpoint_opened"), "and so no checkpoint of nothing is taken"
+
+
+async def test_a_checkpoint_that_was_asked_for_too_late_is_refused_aloud(bench: Bench) -> None:
+    """The signal comes while rows are in flight, and all have ended by the time that its checkpoint may begin."""
+    gym = gym_of()
+    gym.failing = {f"row-{n}": ["late"] for n in range(bench.rows)}
+
+    async def asked_again_as_they_end() -> None:
+        bench.signals.send("SIGUSR1")
+        await bench.until(lambda: len(bench.recorder.named("collector.signal")) == 2)
+        gym.late.set()
+
+    gym.on_prepared = asked_again_as_they_end
+
+    async def script() -> None:
+        await bench.until(lambda: len(gym.runs) == bench.rows)
+        bench.signals.send("SIGUSR1")
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 0 and len(bench.recorder.named("collector.published")) == 1
+    (refused,) = bench.recorder.named("collector.checkpoint_failed")
+    assert refused["reason"] == "the run is ending, and nothing is left to save"
+    assert any(line.startswith(f"no checkpoint: {refused['reason']}; checkpoint ") for line in bench.recorder.lines)
+
+
 async def test_two_sigusr1_are_two_checkpoints_at_most_and_one_at_least(bench: Bench) -> None:
     gym = await slow_gym(bench.rows)
 
