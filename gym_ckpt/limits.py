@@ -128,6 +128,10 @@ SERVER_KEEP_ALIVE_S: Final = 15
 ABORT_S: Final = 1.0
 """After DRAIN_S: how long handlers get to end once cancelled."""
 DISK_THREADS: Final = 4
+FILES_PER_ROLLOUT: Final = 4
+"""Open files of one process per rollout in flight: its call, the calls that this makes, and connections kept."""
+FILES_RESERVED: Final = 200
+"""Open files beside those: modules, logs, locks, control."""
 SWEPT_TRIES: Final = 16
 """A lock file that somebody removes each time before it is locked is somebody's."""
 UNIX_PATH_MAX_BYTES: Final = 100
@@ -198,6 +202,7 @@ LEDGER_LOCK_BUDGET_S: Final = 20.0
 LEDGER_LINE_MAX_BYTES: Final = 1024 * 1024
 """One row, or one reason for poison; they hold digests and keys, never tokens."""
 POISON_DETAIL_MAX_CHARS: Final = 500
+RESPONSE_ID_MAX_CHARS: Final = 1000
 ANSWER_MAX_BYTES: Final = 64 * 1024 * 1024
 """An answer whose tokens are captured is held whole up to this; a longer one is passed on and poisons its rollout."""
 LEDGER_ATTEMPTS_MAX: Final = 10_000

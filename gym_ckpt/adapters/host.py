@@ -9,7 +9,9 @@ import asyncio
 import ctypes
 import fcntl
 import logging
+import math
 import os
+import resource
 import signal
 import socket
 import sys
@@ -199,3 +201,9 @@ def is_locked(path: Path) -> bool:
             return True
         fcntl.flock(file.fileno(), fcntl.LOCK_UN)
         return False
+
+
+def open_files_allowed() -> float:
+    """How many files and sockets a process of this user may have open, at the most."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if hard == resource.RLIM_INFINITY else hard

@@ -122,11 +122,14 @@ class ScalingTransport(httpx.AsyncBaseTransport):
         await _close(idle)
 
     async def give_back(self, address: _Address, connection: httpcore.AsyncHTTP11Connection) -> None:
-        """Keep a connection whose exchange ended cleanly; closes it when there is no room for it."""
+        """Keep a connection whose exchange ended cleanly; closes it when there is no room for it.
+
+        Also when more has arrived than that answer: it would be taken for the answer of the next call.
+        """
         if not connection.is_idle():
             return
         await self._sweep()
-        if self._closed or self._idle_count >= self._idle_max:
+        if self._closed or self._idle_count >= self._idle_max or _left_over(connection):
             await _close([connection])
             return
         self._idle.setdefault(address, deque()).append(connection)
@@ -212,6 +215,12 @@ class _Body(httpx.AsyncByteStream, AsyncIterator[bytes]):
             await self._chunks.aclose()
             await self._response.aclose()
             await self._transport.give_back(self._address, self._connection)
+
+
+def _left_over(connection: httpcore.AsyncHTTP11Connection) -> bool:
+    """Whether bytes beyond the last answer were read. Neither library says so in public, and both keep them."""
+    data, _ = connection._h11_state.trailing_data
+    return bool(data)
 
 
 async def _close(connections: list[httpcore.AsyncHTTP11Connection]) -> None:
@@ -304,7 +313,9 @@ def _build(method: str, url: str, headers: Headers, body: bytes) -> httpx.Reques
         extensions[_UNIX] = unquote(path)
         target = f"http://localhost{slash}{rest}"
     try:
-        request = httpx.Request(method, target, headers=list(headers), content=body, extensions=extensions)
+        # Text would have to be ASCII.
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        request = httpx.Request(method, target, headers=raw, content=body, extensions=extensions)
     except httpx.InvalidURL as error:
         raise PeerUnreachable(f"{method} {url}: {error}") from error
     if request.url.scheme not in ("http", "https") or not request.url.host:

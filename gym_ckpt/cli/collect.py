@@ -19,10 +19,12 @@ from gym_ckpt.adapters.host import (
     log_through,
     log_to_stderr,
     one_output,
+    open_files_allowed,
     shield_from_interrupt,
 )
 from gym_ckpt.adapters.system import LISTENED, NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
+from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.cli.config_files import check_writable
 from gym_ckpt.cli.endings import Said, ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
@@ -106,6 +108,7 @@ def _settings(config: str, resume: bool | None) -> tuple[GymSettings, CollectSet
             raise ConfigError("--resume: needs collect.checkpoint_dir")
         wanted = msgspec.structs.replace(wanted, resume_from_cache=resume)
     check_writable(wanted)
+    check_open_files(settings, open_files_allowed())
     return settings, wanted
 
 

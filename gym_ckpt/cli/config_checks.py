@@ -7,7 +7,7 @@ import re
 from gym_ckpt.cli.config_files import check_files
 from gym_ckpt.cli.config_types import SERVER_KINDS, suggestion
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.limits import INSTANCE_MAX_BYTES
+from gym_ckpt.limits import FILES_PER_ROLLOUT, FILES_RESERVED, INSTANCE_MAX_BYTES
 from gym_ckpt.settings import (
     AgentSettings,
     EnvironmentSettings,
@@ -17,6 +17,7 @@ from gym_ckpt.settings import (
     ResourcesSettings,
     ServerSettings,
 )
+from gym_ckpt.words import counted
 
 PORT_MAX = 65535
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
@@ -30,6 +31,24 @@ def check_whole(settings: GymSettings) -> None:
         _references(settings, name, server)
     _one_ledger(settings)
     _collect(settings)
+
+
+def check_open_files(settings: GymSettings, allowed: float) -> None:
+    """Whether a process that may have `allowed` files open can hold the calls of all rows in flight.
+
+    One that cannot accept a connection answers no control call either, so that no checkpoint would be taken. Raises
+    `ConfigError`.
+    """
+    if settings.collect is None:
+        return
+    rows = settings.collect.concurrency
+    needed = rows * FILES_PER_ROLLOUT + FILES_RESERVED
+    if needed > allowed:
+        raise ConfigError(
+            f"collect.concurrency: {counted(rows, 'row')} in flight may need {needed} open files in one process, and "
+            f"{allowed:g} are allowed: raise the limit (`ulimit -Hn`), or lower it to "
+            f"{max(1, int((allowed - FILES_RESERVED) // FILES_PER_ROLLOUT))}"
+        )
 
 
 def _names_and_urls(settings: GymSettings) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 import anyio
 import click
 
-from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, pid_file, shield_from_interrupt
+from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, open_files_allowed, pid_file, shield_from_interrupt
 from gym_ckpt.adapters.supervisor import ServerDied, Supervisor, server_command
 from gym_ckpt.cli.config import load
+from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.cli.config_types import suggestion
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import SIGNALLED_TOGETHER_S
@@ -27,6 +28,7 @@ IGNORE_SIGTERM = ("--ignore-sigterm",)
 def serve_all(config: str, *, ignore_sigterm: bool = False) -> None:
     """Run every server of `config` until SIGTERM or SIGINT. Raises `ConfigError`, `ServerDied`."""
     settings = load(config).settings
+    check_open_files(settings, open_files_allowed())
     run_dir = settings.collect.checkpoint_dir if settings.collect is not None else None
     with pid_file(Path(layout.serve_pid(run_dir))) if run_dir is not None else nullcontext():
         anyio.run(_supervise, str(Path(config).resolve()), settings, ignore_sigterm)
@@ -75,6 +77,7 @@ def serve_one(config: str, name: str, *, ignore_sigterm: bool = False) -> None:
     settings = load(config).settings
     if name not in settings.servers:
         raise ConfigError(f"--server: {config} has no server {name!r}; {suggestion(name, settings.servers)}")
+    check_open_files(settings, open_files_allowed())
     log_to_stderr()
     anyio.run(_serve_until_told, settings, name, supervised, ignore_sigterm)
 

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from gym_ckpt.core.fingerprints import Asked
 from gym_ckpt.errors import GymCkptError, InvalidRolloutId
+from gym_ckpt.limits import RESPONSE_ID_MAX_CHARS
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import StagedCall, chain_hash, cumulative_hash
@@ -97,6 +98,8 @@ class Reason(StrEnum):
     CHAIN_MISMATCH = "chain_mismatch"
     CUMULATIVE_MISMATCH = "cumulative_mismatch"
     UNKNOWN_CALL = "unknown_call"
+    # Found when its files are read.
+    DAMAGED = "damaged"
 
 
 class Poison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,6 +234,17 @@ class Context:
     request_fingerprint: str
     conversation_fingerprint: str
     staging_chain: tuple[str, ...] = ()
+
+
+def fits_a_row(call: StagedCall, context: Context) -> None:
+    """Whether the row of this call can be read back: a digest carries numbers that a row does not.
+
+    Raises:
+        msgspec.ValidationError: naming the field.
+    """
+    if len(context.response_id or "") > RESPONSE_ID_MAX_CHARS:
+        raise msgspec.ValidationError(f"the response's id is longer than {RESPONSE_ID_MAX_CHARS} characters")
+    parse_row(row_of(call, "", call.chain_hash, context).plain())
 
 
 def row_of(call: StagedCall, staging_key: str, digest: str, context: Context) -> LedgerRow:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from gym_ckpt.core.fingerprints import Asked, NotAConversation, answered, asked
-from gym_ckpt.core.lineage import Context, Generated, LedgerRow, Link, find_parent, stage
+from gym_ckpt.core.lineage import Context, Generated, LedgerRow, Link, find_parent, fits_a_row, stage
 from gym_ckpt.errors import NotLossless
 from gym_ckpt.participants.completions import MalformedCompletion, Tokens, tokens_of
 from gym_ckpt.types import EpisodeId
@@ -90,7 +92,12 @@ def capture(
         after = answered(asking.asked.request, tokens.message)
     except (InvalidStaging, NotAConversation) as error:
         raise NotCaptured(str(error)) from None
-    return Captured(call, Context(admitted_at, tokens.response_id, asking.asked.request, after), link)
+    context = Context(admitted_at, tokens.response_id, asking.asked.request, after)
+    try:
+        fits_a_row(call, context)
+    except msgspec.ValidationError as error:
+        raise NotCaptured(f"no row can hold it: {error}") from None
+    return Captured(call, context, link)
 
 
 def read_tokens(answer: bytes, *, streamed: bool) -> Tokens:

@@ -24,7 +24,10 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json, sse
 from gym_ckpt.wire.sse import StartDetector
 
-PASSED_HEADERS = frozenset({"retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "www-authenticate"})
+PASSED_HEADERS = frozenset({
+    "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "www-authenticate", "content-encoding",
+    "location",
+})  # fmt: skip
 PASSED_PREFIXES = ("x-ratelimit-", "openai-")
 """Headers of a worker's answer that reach the caller, beside its content type."""
 EVENT_STREAM = "text/event-stream"
@@ -33,6 +36,11 @@ EVENT_STREAM = "text/event-stream"
 def passed(name: str) -> bool:
     """Whether a header of a worker's answer reaches the caller."""
     return name in PASSED_HEADERS or name.startswith(PASSED_PREFIXES)
+
+
+def delivers(status: int) -> bool:
+    """Whether a response of this status is an answer to its call. Errors and redirects are passed on and not booked."""
+    return 200 <= status < 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,7 @@ class Delivery:
         content_type = dict(upstream.headers).get("content-type", "application/json")
         head = Head(upstream.status, content_type, [line for line in upstream.headers if passed(line[0])])
         gate = self._gate
-        captured = gate is not None and gate.asking is not None and upstream.status < 400
+        captured = gate is not None and gate.asking is not None and delivers(upstream.status)
         if head.streamed and not captured:
             await self._stream(upstream, head)
         else:
@@ -140,7 +148,7 @@ class Delivery:
 
     async def _start(self, status: int) -> None:
         if self._gate is not None:
-            await self._gate.start(self._gate.entry() if status < 400 else None)
+            await self._gate.start(self._gate.entry() if delivers(status) else None)
 
     async def _gathered(self, upstream: ReplyStream, head: Head, *, captured: bool) -> None:
         """Gather, stage if it is captured, begin, deliver; of an answer without end only as much as may be held.

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gym_ckpt.core.lineage import LedgerRow
+from gym_ckpt.core.lineage import LedgerRow, Reason
 from gym_ckpt.core.rebuild import Conversation, LineageInvalid, verify
 from gym_ckpt.errors import InvalidCheckpointState, Unavailable
 from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES
@@ -149,7 +149,7 @@ async def _verified(book: LedgerBook, episode: EpisodeId) -> Verified:
     except LineageInvalid as error:
         return Verified(episode.key, len(rows), False, (), error.reason, error.call_id, str(error))
     except InvalidCheckpointState as error:
-        return Verified(episode.key, 0, False, (), "damaged", None, error.detail)
+        return Verified(episode.key, 0, False, (), Reason.DAMAGED, None, error.detail)
     return Verified(episode.key, len(rows), True, tuple(_tip(call_id, each) for call_id, each in sorted(found.items())))
 
 

@@ -7,7 +7,8 @@ is all that has to be kept; an older call that arrives once more has nobody who 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -228,7 +229,8 @@ class ResourcesParticipant(Participant):
 
         Not by msgspec, which would make lists of sets and text of dates, silently.
         """
-        state = await self._gym.export_session_state(session.state)
+        with _by_author(session.episode, "export_session_state"):
+            state = await self._gym.export_session_state(session.state)
         return {"session_id": session.session_id, "revision": session.revision, "state": state}
 
     async def check(self, records: Sequence[Record]) -> None:
@@ -241,16 +243,27 @@ class ResourcesParticipant(Participant):
                 owner = owners.setdefault(exported.session_id, record.episode)
                 if owner != record.episode:  # one cookie would open the other's session
                     raise ValueError(f"its session_id is that of {owner.key}")
-                await self._gym.check_session_state(exported.state)
+                with _by_author(record.episode, "check_session_state"):
+                    await self._gym.check_session_state(exported.state)
             except (ValueError, msgspec.ValidationError) as error:
                 raise InvalidCheckpointState(f"session of {record.episode.key}: {error}") from None
 
     async def install(self, records: Sequence[Record]) -> None:
         for record in records:
             exported = msgspec.convert(record.state, _Exported)
-            state = await self._gym.restore_session_state(exported.state)
+            with _by_author(record.episode, "restore_session_state"):
+                state = await self._gym.restore_session_state(exported.state)
             self._add(Session(exported.session_id, record.episode, state, exported.revision))
 
     def free(self, episodes: Iterable[EpisodeId]) -> None:
         for episode in up_to(episodes, self._of_episode):
             self._remove(self._sessions[self._of_episode[episode]])
+
+
+@contextmanager
+def _by_author(episode: EpisodeId, hook: str) -> Iterator[None]:
+    """An `assert` of a gym's author fails what was being done, like any error of theirs; ours stop the process."""
+    try:
+        yield
+    except AssertionError as error:
+        raise RuntimeError(f"session of {episode.key}: {hook} raised {error!r}") from error

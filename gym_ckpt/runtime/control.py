@@ -322,9 +322,9 @@ class ControlPlane:
         try:
             with scope:
                 await self._participant.settle()
-        except AssertionError:
-            raise
         except Exception as error:
+            if self._participant.broken(error):
+                raise
             outcome.fail(error if isinstance(error, ProtocolError) else Unavailable(f"cannot settle: {error!r}"))
             self._apply(phases.PrepareRaised(checkpoint_id))
         else:
@@ -336,9 +336,9 @@ class ControlPlane:
     ) -> None:
         try:
             reply = await export_scope(self._participant, checkpoint_id, target, abort)
-        except AssertionError:
-            raise
         except Exception as error:  # an author's hook may raise anything; this checkpoint has failed, the server lives
+            if self._participant.broken(error):
+                raise
             failure = ExportFailed(f"{self._participant.kind} {self._participant.instance}: {error}")
             self._emit("commit.failed", checkpoint_id, why=failure.detail)
             self._apply(phases.CommitFailed(checkpoint_id, failure.detail))
@@ -358,9 +358,9 @@ class ControlPlane:
                     reply = await import_scope(self._participant, checkpoint_id, target, lambda: scope.cancel_called)
                 if reply is None:
                     raise InvalidPhase("the restore was ended before it was done")
-            except AssertionError:
-                raise
             except Exception as error:  # as for an export
+                if self._participant.broken(error):
+                    raise
                 self._discard(_targets(target))
                 await self._release(_targets(target))
                 self._apply(phases.ImportFailed(checkpoint_id))
@@ -382,7 +382,9 @@ class ControlPlane:
     async def _release(self, installed: Sequence[EpisodeId]) -> None:
         try:
             await self._participant.release(installed)
-        except (OSError, Unavailable) as error:
+        except Exception as error:  # as for an export
+            if self._participant.broken(error):
+                raise
             # They are refused, and whoever restored them retires them: that does it again, until it is done.
             self._ports.tracer.emit("restore.release_failed", why=str(error))
 

@@ -50,6 +50,13 @@ class Participant(ABC):
     def close(self) -> None:
         """The server has ended: give up what another life of it would wait for."""
 
+    def broken(self, error: Exception) -> bool:
+        """Whether this is a broken belief of this package, which stops the process.
+
+        An author's `assert` is an author's failure like any other: it fails what was being done.
+        """
+        return isinstance(error, AssertionError) and type(self).__module__.startswith("gym_ckpt.")
+
     def owns(self, episode: EpisodeId) -> bool:
         """Whether this participant writes the episode's record, where several share their state."""
         return True

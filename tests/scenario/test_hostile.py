@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from gym_ckpt.core.agent_session import ToolCall
-from gym_ckpt.limits import TASK_DEPTH_MAX
+from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import _refusal
 from gym_ckpt.ports import Reply
 from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.settings import ResourcesSettings
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.cluster import TOKEN, Cluster, Options, until
-from sim.workload import SERVERS, workload
+from sim.workload import workload
 from sim.world import World
 
 R = EpisodeId("r")
@@ -24,13 +26,16 @@ FAR = 4_000_000_000.0
 Ask = Callable[[str, str, bytes], Awaitable[Reply]]
 
 
-def ask_servers(story: Callable[[Ask, World], Awaitable[None]]) -> None:
+def ask_servers(story: Callable[[Ask, World], Awaitable[None]], *, number: int = 0, gym: str = "inventory") -> None:
     """Servers of a calm gym, without a controller; anything that a server cannot bear fails the test."""
     world = World(1)
-    Cluster(world, workload(0), Options())
+    settings = Cluster(world, workload(number), Options()).gym.servers
+    inventory = settings["inventory"]
+    assert isinstance(inventory, ResourcesSettings)
+    settings["inventory"] = msgspec.structs.replace(inventory, gym=gym)
 
     async def script(world: World) -> None:
-        for name in SERVERS:
+        for name in settings:
             world.nodes[name].start()
         await until(world, lambda: False, 0.5)
 
@@ -40,7 +45,7 @@ def ask_servers(story: Callable[[Ask, World], Awaitable[None]]) -> None:
             )
 
         await story(ask, world)
-        assert all(world.nodes[name].alive for name in SERVERS)
+        assert all(world.nodes[name].alive for name in settings)
 
     world.run(script, horizon_s=1000).check()
 
@@ -106,6 +111,52 @@ def test_a_prepare_that_comes_after_its_deadline_closes_nothing() -> None:
         assert not [row for row in world.trace.rows if row.event == "phase"]
 
     ask_servers(story)
+
+
+def _body(checkpoint_id: str, **more: Any) -> bytes:
+    return json.dumps({"checkpoint_id": checkpoint_id, "deadline_ts": FAR, **more})
+
+
+@pytest.mark.parametrize(
+    ("gym", "operation", "code"),
+    [
+        ("Exports", "commit", b"export_failed"),
+        ("Checks", "restore", b"invalid_checkpoint_state"),
+        ("Restores", "restore", b"invalid_checkpoint_state"),
+    ],
+)
+def test_an_assert_in_an_authors_hook_fails_what_was_being_done_and_kills_nobody(
+    gym: str, operation: str, code: bytes
+) -> None:
+    async def story(ask: Ask, world: World) -> None:
+        where = {"checkpoint_dir": "/run/a", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
+        await ask("inventory", tagged("", R, "/seed_session"), json.dumps({"task": {"inventory": {"drum": 1}}}))
+        await ask("inventory", CONTROL_PREFIX + "prepare", _body("c"))
+        reply = await ask("inventory", CONTROL_PREFIX + "commit", _body("c", **where))
+        if operation == "restore":
+            assert reply.status == 200, reply.body
+            world.nodes["inventory"].crash()
+            world.nodes["inventory"].start()
+            await until(world, lambda: False, 0.5)
+            reply = await ask("inventory", CONTROL_PREFIX + "restore", _body("again", **where))
+        assert code in reply.body and b"session of r" in reply.body and b"nobody has a drum" in reply.body
+        for checkpoint_id in ("c", "again"):
+            await ask("inventory", CONTROL_PREFIX + "resume", _body(checkpoint_id))
+        reply = await ask("inventory", tagged("", R, "/seed_session"), json.dumps({"task": {}}))
+        assert (reply.status == 200) is (operation == "commit"), "a failed restore has retired what it was to install"
+
+    ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}")
+
+
+def test_an_attempt_that_no_ledger_could_retire_is_refused_and_kills_nobody() -> None:
+    async def story(ask: Ask, _: World) -> None:
+        scope = [{"rollout_id": "r", "attempt": LEDGER_ATTEMPTS_MAX}]
+        reply = await ask(
+            "policy", CONTROL_PREFIX + "restore", _body("again", checkpoint_dir="/run/a", episode_ids=scope)
+        )
+        assert reply.status in (400, 422), reply.body
+
+    ask_servers(story, number=1)
 
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "count_items"}}]

@@ -256,7 +256,7 @@ def test_a_retire_leaves_the_next_attempt_alone_and_no_late_row_recreates_a_ledg
     play(story)
 
 
-def _answer(**changes: object) -> bytes:
+def _answer(*, weight_version: int = 0, response_id: str = "x", **changes: object) -> bytes:
     choice = {
         "index": 0,
         "message": {"role": "assistant", "content": "hi"},
@@ -265,8 +265,8 @@ def _answer(**changes: object) -> bytes:
         "logprobs": {"content": [{"token": "h", "logprob": -1.0}, {"token": "i", "logprob": -2.0}]},
     }
     return json.dumps(
-        {"id": "x", "choices": [choice | changes], "prompt_token_ids": [1, 2], "usage": {}}
-        | {"usage": {"prompt_tokens": 2, "completion_tokens": 2}}
+        {"id": response_id, "choices": [choice | changes], "prompt_token_ids": [1, 2]}
+        | {"weight_version": weight_version, "usage": {"prompt_tokens": 2, "completion_tokens": 2}}
     )
 
 
@@ -276,7 +276,16 @@ WITH_NAN = _answer(logprobs=NAN)
 
 @pytest.mark.parametrize(
     "answer",
-    [WITH_NAN, _answer(logprobs=None), _answer(token_ids=None), _answer(token_ids=[2**70, 1]), b"no"],
+    [
+        WITH_NAN,
+        _answer(logprobs=None),
+        _answer(token_ids=None),
+        _answer(token_ids=[2**70, 1]),
+        _answer(weight_version=2**63),
+        _answer(weight_version=-1),
+        _answer(response_id="x" * 2_000_000),
+        b"no",
+    ],
 )
 def test_an_answer_that_cannot_be_staged_is_served_and_poisons_its_rollout(answer: bytes) -> None:
     """Scenario 60: NaN and integers beyond 64 bits among them."""
@@ -285,8 +294,29 @@ def test_an_answer_that_cannot_be_staged_is_served_and_poisons_its_rollout(answe
         reply = await shop.call(ONE, R, "c0")
         assert reply is not None and reply.status == 200 and reply.body == answer
         assert shop.rows(R) == [] and shop.poison(R) == ["capture_failed"]
+        await shop.checkpoint("c", R)
 
     play(story, answer=answer)
+
+
+def test_a_rotten_ledger_file_is_the_trouble_of_its_rollout_alone() -> None:
+    """INV-19: its calls are served and its episode goes on, poisoned; the others are what they were."""
+    other = EpisodeId("s")
+
+    async def story(shop: Shop) -> None:
+        for episode in (R, other):
+            await shop.call(ONE, episode, "c0")
+        shop.world.disk.view("nobody").append(f"{LEDGER}/r.lineage.jsonl").write(b"nonsense\n")
+        more = await shop.call(TWO, R, "c1")
+        assert more is not None and more.status == 200
+        await shop.checkpoint("c", R, other)
+        await shop.restore("again", R, other)
+        assert shop.rows(R1) == [] and shop.poison(R1) == ["damaged"]
+        assert shop.rows(other.next()) == ["c0"] and shop.poison(other.next()) == []
+        _, reply = await shop.ledger(ONE, "verify", R1, other.next())
+        assert [each["usable"] for each in reply["lineages"]] == [False, True]
+
+    play(story)
 
 
 def test_an_answer_of_another_engine_is_staged_as_it_is() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gym_ckpt.adapters.system import production_ports
 from gym_ckpt.cli.config import effective, load
+from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import EnvironmentSettings, GymSettings, ModelSettings, settings_from
@@ -126,6 +127,17 @@ def test_files_of_a_collection_that_cannot_be_what_they_are_to_be(
         load(changed("collect", given | keys))
     assert words.format(folder=tmp_path) in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_could_not_hold_its_calls_is_not_started() -> None:
+    """Out of open files it would accept no connection, and take no checkpoint."""
+    given = {"environment": "environment", "input": "in.jsonl", "output": "out.jsonl"}
+    settings = load(changed("collect", given | {"concurrency": 1000})).settings
+    check_open_files(settings, 4200)
+    with pytest.raises(
+        ConfigError, match=r"collect.concurrency: 1,000 rows .* 4200 open files .* 1024 .* lower it to 206"
+    ):
+        check_open_files(settings, 1024)
 
 
 @pytest.mark.parametrize("model", ["worker", "http://127.0.0.1:9005", ["policy", "worker"]])

@@ -12,7 +12,7 @@ from gym_ckpt.core.lineage import LedgerRow, Poison
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import Steps
 from gym_ckpt.storage.ledger.names import Ending, attempt_in, split_name
-from gym_ckpt.storage.ledger.rows import lineage_of
+from gym_ckpt.storage.ledger.rows import readable_lineage_of
 from gym_ckpt.types import EpisodeId
 
 
@@ -28,10 +28,9 @@ class Listed:
 
 
 def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job[list[Listed]]:
-    """What the ledger holds, of these capture keys or of all, sorted. Files that are no ledger's are passed over.
+    """What the ledger holds, of these capture keys or of all, sorted.
 
-    Raises (by the job):
-        InvalidCheckpointState: a file is damaged in a way that no crash explains.
+    Files that are no ledger's are passed over; of a damaged one there is only poison that says so.
     """
     wanted = None if episodes is None else set(episodes)
 
@@ -49,7 +48,7 @@ def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job
         listed = []
         for episode, there in sorted(endings.items()):
             yield "ledger.read"
-            lineage = lineage_of(fs, directory, episode)
+            lineage = readable_lineage_of(fs, directory, episode)
             listed.append(Listed(episode, lineage.rows, lineage.poison, Ending.FENCE in there, Ending.STARTED in there))
         return listed
 

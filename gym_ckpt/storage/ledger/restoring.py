@@ -26,7 +26,7 @@ from gym_ckpt.storage.files import Steps
 from gym_ckpt.storage.ledger.locking import each_locked, in_order
 from gym_ckpt.storage.ledger.names import LEDGER, Ending, attempt_in, path_of, split_name
 from gym_ckpt.storage.ledger.retiring import fence, unlink
-from gym_ckpt.storage.ledger.rows import lineage_of
+from gym_ckpt.storage.ledger.rows import readable_lineage_of
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.messages import plain
 
@@ -86,10 +86,8 @@ def export(directory: str, episodes: Iterable[EpisodeId]) -> Job[list[Exported]]
     """The rows of these episodes, sorted; episodes without any are left out.
 
     Every server that shares the ledger exports the same. Undelivered calls have no row, so they are in no export
-    (INV-17). Reads by name: what others keep in the directory costs nothing.
-
-    Raises (by the job):
-        InvalidCheckpointState: a file is damaged in a way that no crash explains.
+    (INV-17). Reads by name: what others keep in the directory costs nothing. A damaged lineage is
+    exported as poison: its episode goes on, and cannot be trained on.
     """
     wanted = in_order(episodes)
 
@@ -97,7 +95,7 @@ def export(directory: str, episodes: Iterable[EpisodeId]) -> Job[list[Exported]]
         found = []
         for episode in wanted:
             yield "ledger.export"
-            lineage = lineage_of(fs, directory, episode)
+            lineage = readable_lineage_of(fs, directory, episode)
             poison = tuple(entry for entry in lineage.poison if entry.reason != Reason.ROW_WRITE_FAILED)
             if lineage.rows or poison:
                 found.append(Exported(episode, lineage.rows, poison))

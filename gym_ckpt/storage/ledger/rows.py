@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, parse_row, written_before
-from gym_ckpt.errors import NotLossless
-from gym_ckpt.limits import LEDGER_LINE_MAX_BYTES, READ_CHUNK_BYTES
+from gym_ckpt.errors import InvalidCheckpointState, NotLossless
+from gym_ckpt.limits import LEDGER_LINE_MAX_BYTES, POISON_DETAIL_MAX_CHARS, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import Steps
 from gym_ckpt.storage.ledger.locking import Busy, locked
@@ -117,7 +117,10 @@ def append_poison(
             return refused
         yield "ledger.read"
         scan = Scan(path_of(directory, episode, Ending.POISON))
-        stands = poison in list(scan.poison(fs))
+        try:
+            stands = poison in list(scan.poison(fs))
+        except InvalidCheckpointState:
+            return Appended.REPEATED  # a damaged file says as much: see `readable_lineage_of`
         return (yield from _append(fs, directory, scan, b"" if stands else line + b"\n"))
 
     return locked(directory, episode.rollout_id, body)
@@ -143,6 +146,14 @@ def lineage_of(fs: FileSystem, directory: str, episode: EpisodeId) -> Lineage:
     hidden = _hidden(poison)
     rows = Scan(path_of(directory, episode, Ending.ROWS)).rows(fs)
     return Lineage(tuple(row for row in rows if row.model_call_id not in hidden), poison)
+
+
+def readable_lineage_of(fs: FileSystem, directory: str, episode: EpisodeId) -> Lineage:
+    """As `lineage_of`; of a damaged one nothing but poison that says so, since it is its rollout's trouble (INV-19)."""
+    try:
+        return lineage_of(fs, directory, episode)
+    except InvalidCheckpointState as error:
+        return Lineage((), (Poison("", Reason.DAMAGED, error.detail[:POISON_DETAIL_MAX_CHARS]),))
 
 
 def _refused(fs: FileSystem, directory: str, episode: EpisodeId, marked: Callable[[], bool]) -> Appended | None:
@@ -224,14 +235,19 @@ class Scan:
             for line, whole in split_lines(chunks, LEDGER_LINE_MAX_BYTES):
                 number += 1
                 self.size += len(line) + whole
-                # Blocks that never reached the disk read as zeros; what follows them was not acknowledged either.
+                # Blocks that never reached the disk read as zeros. Where a line behind them can be read, it was
+                # acknowledged, and so was all before it: no crash did that.
                 torn = torn or not whole or b"\0" in line
-                if torn:
-                    continue
                 try:
                     value = json.loads(line)
                 except ValueError as error:
+                    if torn:
+                        continue
                     raise damaged(self.path, f"line {number} is damaged ({error})", MEND) from None
+                if torn and whole:
+                    raise damaged(self.path, f"a line before line {number} is damaged", MEND)
+                if torn:
+                    continue
                 self.end = self.size
                 yield number, value
         except LineTooLong as error:

@@ -301,6 +301,29 @@ async def test_a_kept_connection_that_the_peer_closed_is_not_used_again() -> Non
     assert (transport.opened, len(served)) == (3, 3)
 
 
+@pytest.mark.parametrize("beyond", [OK, b"x"])
+async def test_what_comes_beyond_an_answer_is_not_the_next_calls_answer(beyond: bytes) -> None:
+    async def answers_too_much(stream: anyio.abc.SocketStream) -> None:
+        await stream.receive()
+        await stream.send(OK.replace(b"ok", b"no") + beyond)
+        await stream.receive()
+        await stream.send(OK)
+
+    transport = ScalingTransport()
+    async with peer(answers_too_much) as url, HttpxClient(transport) as client:
+        for opened in (1, 2):
+            assert (await client.request("POST", f"{url}/x")).body == b"no", "each call has a connection of its own"
+            assert (transport.opened, transport.idle_count) == (opened, 0)
+
+
+@on_asyncio
+async def test_header_bytes_beyond_ascii_pass_as_they_are() -> None:
+    app = Application()
+    async with serving(app) as (url, _), HttpxClient() as client:
+        reply = await client.request("POST", f"{url}/echo", headers=[("x-a", "\xff\xfe")])
+    assert reply.header("x-a") == "\xff\xfe"
+
+
 async def test_a_call_is_never_repeated_by_the_client() -> None:
     """A kept connection that breaks only once the request is on it: whether that was processed nobody knows."""
     requests = []

@@ -148,9 +148,36 @@ def test_damage_that_no_crash_makes_is_refused(line: bytes) -> None:
     disk = new_disk()
     put(disk, "r", "c0")
     disk.view("x").append(f"{DIR}/r.lineage.jsonl").write(line + b"\n")
-    for job in (read_lineage(DIR, R0), export(DIR, [R0]), append_row(DIR, R0, a_row("c1"))):
+    for job in (read_lineage(DIR, R0), append_row(DIR, R0, a_row("c1"))):
         with pytest.raises(InvalidCheckpointState, match="line 2"):
             run(disk.view("x"), job)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "poison"])
+def test_a_damaged_lineage_is_the_trouble_of_its_rollout_alone(ending: str) -> None:
+    """INV-19: it is in a checkpoint as poison, a manifest shows the others, and more poison changes nothing."""
+    disk = new_disk()
+    put(disk, "r", "c0")
+    put(disk, "s", "c0")
+    disk.view("x").append(f"{DIR}/r.lineage.{ending}").write(b"nonsense\n")
+    for found in (run(disk.view("x"), export(DIR, [R0, ep("s")])), run(disk.view("x"), manifest(DIR))):
+        assert [(each.episode.key, len(each.rows), [p.reason for p in each.poison]) for each in found] == [
+            ("r", 0, [Reason.DAMAGED]),
+            ("s", 1, []),
+        ]
+    if ending == "poison":
+        again = append_poison(DIR, R0, Poison("c1", Reason.CAPTURE_FAILED))
+        assert free(disk.view("x"), again) is Appended.REPEATED
+
+
+def test_a_line_that_can_be_read_behind_one_of_zeros_is_no_crashs() -> None:
+    """Every line is durable before the next: cutting at the zeros would lose rows whose answers were sent (INV-16)."""
+    disk = new_disk()
+    put(disk, "r", "c0")
+    line = files(disk)["r.lineage.jsonl"]
+    disk.view("x").append(f"{DIR}/r.lineage.jsonl").write(b"\0" * 9 + b"\n" + line.replace(b"c0", b"c1"))
+    with pytest.raises(InvalidCheckpointState, match="before line 3"):
+        run(disk.view("x"), read_lineage(DIR, R0))
 
 
 def test_a_retire_fences_all_attempts_up_to_n_and_no_late_row_comes_back() -> None:
