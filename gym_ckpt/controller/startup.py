@@ -24,7 +24,7 @@ from gym_ckpt.ports import FileSystem, Job, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
-from gym_ckpt.storage.ownership import OwnedDisk, RunName, claim_directory, claim_output, claim_run, is_new
+from gym_ckpt.storage.ownership import OwnedDisk, RunName, claim_directory, claim_output, claim_run, look
 from gym_ckpt.storage.pruning import forget_all
 from gym_ckpt.words import counted
 
@@ -65,7 +65,7 @@ async def start(
     owned = OwnedDisk(ports.disk, f"{ports.pid}\n")
     ports = replace(ports, disk=owned)
     try:
-        await _claim_both(settings, settings.checkpoint_dir, owned, f"{ports.pid}\n", run)
+        await _claim_both(settings, settings.checkpoint_dir, owned, f"{ports.pid}\n", run, say)
         await servers_ready()
         await ports.disk.run(claim_run(settings.checkpoint_dir, run, ports.entropy.token()))
         started = await _owned(settings, settings.checkpoint_dir, ports, read, run.run_id, run_id, say)
@@ -86,16 +86,31 @@ def run_name(settings: CollectSettings, read: Input) -> RunName:
     return RunName(hashlib.sha256(f"{read.digest} {settings.output}".encode()).hexdigest(), about)
 
 
-async def _claim_both(settings: CollectSettings, run_dir: str, disk: OwnedDisk, note: str, run: RunName) -> None:
+async def _claim_both(
+    settings: CollectSettings, run_dir: str, disk: OwnedDisk, note: str, run: RunName, say: Say
+) -> None:
     """Own directory and output. A new directory becomes this run's only once nobody else's rows are in the output."""
     beside = layout.output_lock(settings.output)
-    new = await disk.run(is_new(run_dir, run))
-    if new:
+    found = await disk.run(look(run_dir, run))
+    if found.bereft and settings.resume_from_cache:
+        _miss_checkpoints(settings, run_dir, say)
+    if found.new:
         await disk.claim(beside, claim_output(settings.output, note))
         await disk.run(refuse_existing(settings.output))
     await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
-    if not new:
+    if not found.new:
         await disk.claim(beside, claim_output(settings.output, note))
+
+
+def _miss_checkpoints(settings: CollectSettings, run_dir: str, say: Say) -> None:
+    """Rows are not started over in silence where checkpoints may have been. Raises `InvalidCheckpointState`."""
+    gone = f"{layout.checkpoints_dir(run_dir)} and {layout.latest(run_dir)} are gone, and this run had begun"
+    if not settings.start_over:
+        raise InvalidCheckpointState(
+            f"{gone}: put them back; or set collect.start_over to run unfinished rows from their input, or begin again "
+            "from nothing with --no-resume"
+        )
+    say(f"{gone}: unfinished rows start from input, as told; finished ones stay")
 
 
 async def _owned(

@@ -11,7 +11,7 @@ A `Job` is run by a `Disk`; nothing here opens a file by itself.
 from gym_ckpt.storage.abort import AbortFlag, WriteAborted
 from gym_ckpt.storage.appendlog import AppendLog, Opened, open_log, read_lines
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, Manifest, ManifestHead
-from gym_ckpt.storage.ownership import Ownership, RunName, claim, is_new
+from gym_ckpt.storage.ownership import Found, Ownership, RunName, claim, look
 from gym_ckpt.storage.pruning import Pruned, forget_all, prune
 from gym_ckpt.storage.publication import Published, latest, publish, published, read_collection
 from gym_ckpt.storage.records import read_manifest, read_records, write_records
@@ -21,6 +21,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "AbortFlag",
     "AppendLog",
+    "Found",
     "Manifest",
     "ManifestHead",
     "Opened",
@@ -33,8 +34,8 @@ __all__ = [
     "WriteAborted",
     "claim",
     "forget_all",
-    "is_new",
     "latest",
+    "look",
     "open_log",
     "prune",
     "publish",

@@ -40,6 +40,15 @@ class Ownership:
     fresh: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`new`: the directory is nobody's yet, else it is this run's. `bereft`: somebody has removed every trace of
+    checkpoints: their directory is made, durably, before the dispatch log, and nothing of ours removes it."""
+
+    new: bool
+    bereft: bool
+
+
 class OwnedDisk:
     """`ports.Disk` of a live collector: no job begins on it once another collector has taken over.
 
@@ -165,16 +174,20 @@ def claim_output(output: str, note: str) -> Job[Lock]:
     return job
 
 
-def is_new(run_dir: str, run: RunName) -> Job[bool]:
-    """Whether the directory is nobody's yet; False when it is this run's. Changes nothing.
+def look(run_dir: str, run: RunName) -> Job[Found]:
+    """What stands there before it is claimed. Changes nothing.
 
     Raises (by the job):
         ConfigError: it is another run's, or `run.json` is damaged.
     """
 
-    def job(fs: FileSystem) -> Generator[str, None, bool]:
+    def job(fs: FileSystem) -> Generator[str, None, Found]:
         yield "claim.read"
-        return _is_new(fs, run_dir, run)
+        new = _is_new(fs, run_dir, run)
+        log = layout.dispatched(run_dir)
+        begun = not new and fs.exists(log) and fs.size(log) > 0
+        traces = (layout.latest(run_dir), layout.checkpoints_dir(run_dir))
+        return Found(new, begun and not any(fs.exists(path) for path in traces))
 
     return job
 

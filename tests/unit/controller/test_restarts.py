@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gym_ckpt.controller.outcome import NOTHING_SAVED, lines_of
-from gym_ckpt.errors import InvalidCheckpointState
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
@@ -206,6 +206,39 @@ async def test_checkpoints_that_somebody_deleted_are_missed(bench: Bench, all_of
     assert outcome.summary.continued == bench.rows
     said = "\n".join(bench.recorder.lines)
     assert why in said and "is whole, and used instead" in said
+    bench.check_whole()
+
+
+@pytest.mark.parametrize("with_run_file", [False, True])
+async def test_checkpoints_that_were_deleted_with_their_pointer_are_missed_too(
+    bench: Bench, with_run_file: bool
+) -> None:
+    await stop_in_the_middle(bench)
+    shutil.rmtree(bench.directory / "checkpoints")
+    (bench.directory / "LATEST").unlink()
+    if with_run_file:
+        (bench.directory / "run.json").unlink()
+    gym, said = gym_of(), ""
+    for _ in range(2):  # the refusal changes nothing that the next one would go by
+        with pytest.raises((ConfigError, InvalidCheckpointState)) as refused:
+            await bench.run(gym, resume_from_cache=True)
+        said = str(refused.value)
+        assert ("no checkpoint in it says whose" if with_run_file else "checkpoints and ") in said, said
+    assert gym.log == [], "before servers are waited for"
+    if not with_run_file:
+        assert "LATEST are gone" in said and "start_over" in said
+        await bench.run(gym, resume_from_cache=True, start_over=True)
+        assert any("LATEST are gone" in line and "as told" in line for line in bench.recorder.lines)
+        assert {episode.attempt for episode in gym.runs} == {1}, "no survivor can write into the rerun (INV-38)"
+        bench.check_whole()
+
+
+async def test_a_run_that_has_published_nothing_yet_misses_no_checkpoint(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+    await bench.crash(gym, gym.busy.wait)
+    await bench.run(gym_of(), resume_from_cache=True)
+    await bench.run(gym_of())
+    assert (await bench.run(gym_of(), resume_from_cache=True)).exit_code == 0, "forgotten by itself, not by a person"
     bench.check_whole()
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.storage import Ownership, RunName, claim, is_new, layout
+from gym_ckpt.storage import Ownership, RunName, claim, layout, look
 from sim.disk import SimFileSystem
 from tests.unit.storage.driver import RUN, PowerCut, Tokens, checkpoint, run, strike
 
@@ -50,7 +50,7 @@ def test_another_runs_directory_is_refused_and_its_lock_left_free(disk: SimFileS
     del before[layout.collector_pid(RUN)]
     assert {path: data for path, data in disk.tree(RUN).items() if path in before} == before
     assert not take(disk, "a").fresh
-    assert not run(disk.view("x"), is_new(RUN, RunName("evaluation-1")))
+    assert not run(disk.view("x"), look(RUN, RunName("evaluation-1"))).new
 
 
 def test_checkpoints_of_an_unknown_run_are_not_taken_over(disk: SimFileSystem) -> None:
@@ -97,9 +97,9 @@ def test_a_power_cut_at_every_call_of_a_claim_leaves_a_directory_that_can_be_cla
         disk.on_op = None
         disk.crash("a")
         claimed = take(disk, "b", token="00000002")
-        assert claimed.fresh == hit() or not run(disk.view("x"), is_new(RUN, RunName("evaluation-1")))
+        assert claimed.fresh == hit() or not run(disk.view("x"), look(RUN, RunName("evaluation-1"))).new
         disk.crash("b")
-        assert not run(disk.view("x"), is_new(RUN, RunName("evaluation-1")))
+        assert not run(disk.view("x"), look(RUN, RunName("evaluation-1"))).new
         if not hit():
             assert call > 10
             return
