@@ -362,6 +362,8 @@ BUGS: dict[str, Bug] = {
             "INV-95",
             collector.swept_unseen,
         ),
+        *collector.BUGS,
+        *ledger.BUGS,
         *call_patches.BUGS,
         *life_patches.BUGS,
     )

@@ -10,8 +10,9 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from faults.patches import Patches, mutated
+from faults.patches import Bug, Patches, mutated
 from gym_ckpt.controller import environment, rollouts, startup, taking
+from gym_ckpt.controller.calls import WayOut
 from gym_ckpt.controller.checkpointer import Checkpointer
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.housekeeping import Housekeeping
@@ -182,3 +183,29 @@ def leftovers_stay() -> Patches:
         del self
 
     return [(Checkpointer, "tidy", tidy)]
+
+
+def stop_waits() -> Patches:
+    return [(WayOut, "hurry", lambda self, rest_s: None)]
+
+
+def dead_environment_asked() -> Patches:
+    old = "if self._open or self._unreached:"
+    inside = inspect.getattr_static(Collection, "dispatchable").fget
+    return [(Collection, "dispatchable", mutated(inside, old, "if self._open:"))]
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "stop-waits-for-silent-servers",
+        "what a stop has to undo on servers gets as much time as ever, whether they answer or not",
+        "INV-96",
+        stop_waits,
+    ),
+    Bug(
+        "rows-for-a-dead-environment",
+        "rows go on being sent when the environment cannot be reached",
+        "INV-93",
+        dead_environment_asked,
+    ),
+)

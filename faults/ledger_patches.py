@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from faults.patches import Patches, mutated
+from faults.patches import Bug, Patches, mutated
 from gym_ckpt.core.lineage import LedgerRow, Link, find_parent
 from gym_ckpt.participants import capture
 from gym_ckpt.participants.captured import LedgerBook
@@ -144,3 +144,19 @@ def no_claim() -> Patches:
         return
 
     return [(EnvironmentParticipant, "_claim", claim)]
+
+
+def copy_tried() -> Patches:
+    stage = mutated(LedgerBook.stage, "if any(each.model_call_id == call_id for each in lineage.rows):", "if False:")
+    book = mutated(LedgerBook.book, "if self.has(entry.episode, entry.call_id):", "if False:")
+    return [(LedgerBook, "stage", stage), (LedgerBook, "book", book)]
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "copy-poisons-the-original",
+        "a copy of a delivered call is written like any other, and its failure poisons the row that stands",
+        "INV-42",
+        copy_tried,
+    ),
+)

@@ -146,6 +146,17 @@ def rows_read_while_written() -> Patches:
     return [(control, "export_scope", mutated(transfer.export_scope, old, new))]
 
 
+def ended_import_counts() -> Patches:
+    return [(control, "import_scope", mutated(transfer.import_scope, "if ended():", "if False:"))]
+
+
+def waiting_outlive_restore() -> Patches:
+    old = "participant.admission.stop(target.scope)"
+    new = mutated(transfer.import_scope, old, "marks.mark(scope)")
+    discard = mutated(ControlPlane._discard, "self._admission.stop(", "self._admission.book.marks.mark(")
+    return [(control, "import_scope", new), (ControlPlane, "_discard", discard)]
+
+
 BUGS: tuple[Bug, ...] = (
     Bug(
         "continued-without-owner",
@@ -207,5 +218,17 @@ BUGS: tuple[Bug, ...] = (
         "while records are written all that lives is taken, whatever the scope",
         "INV-40",
         rows_read_while_written,
+    ),
+    Bug(
+        "ended-import-counts",
+        "what a thread installs when its restore has ended counts as installed",
+        "INV-66",
+        ended_import_counts,
+    ),
+    Bug(
+        "waiting-calls-outlive-restore",
+        "a restore does not reach calls of survivors that wait at closed admission",
+        "INV-63",
+        waiting_outlive_restore,
     ),
 )

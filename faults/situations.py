@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 Faults = tuple[Fault, ...]
 ALL = tuple(range(WORKLOADS))
 CAPTURED = tuple(number for number in ALL if workload(number).captured)
-CAPTURABLE = tuple(number for number in ALL if not (workload(number).captured or workload(number).restarts))
-"""... whose sessions are in checkpoints, and whose tokens are not."""
+CAPTURABLE = tuple(number for number in ALL if not workload(number).restarts)
+"""Whose sessions are in checkpoints."""
 PASSED_ON = tuple(number for number in ALL if workload(number).stream and not workload(number).captured)
 """Streams that reach the agent while they are made."""
 OFTEN: Mapping[str, float | None] = {"every_s": 1.3}
 CONTROLLER = "controller"
+QUEUED = tuple(number for number in ALL if workload(number).concurrency < len(workload(number).tasks))
+"""In which rows wait for others to end."""
 BESIDE = (0, 0, 1, 2)
 """How many of its ordinary faults a seed keeps beside its situation: few, or they hide it."""
 
@@ -130,6 +132,15 @@ def _broken_tool(d: Drawing) -> Faults:
     return *slow, faults.ToolFails("inventory", d.chance.randint(2, 4), d.chance.randint(2, 2)), _all_lost(d, 1)
 
 
+def _copied(d: Drawing) -> Faults:
+    """Calls come twice, and the disk fails now and then as the row of one, or of its copy, is to be written."""
+    found: list[Fault] = []
+    for each in d.policies:
+        found.append(faults.Duplicate(each, "completions", 1, 60, _between(d, 0.01, 0.3)))
+        found += [faults.DiskError(each, "EIO", k, 1, "ledger.check") for k in d.chance.sample(range(2, 20), 3)]
+    return tuple(found)
+
+
 # ------------------------------------------------------------------------------------------------- rows
 
 
@@ -220,18 +231,19 @@ def _dies_restored(d: Drawing) -> Faults:
 
 
 def _waits_at_restore(d: Drawing) -> Faults:
-    """Model servers die with the controller; calls of agents that live wait while they restore. Where nobody can retire
-    them, leases end the restore."""
-    step = d.chance.choice(("records.read", "records.read_manifest"))
-    lost: list[Fault] = []
-    if d.chance.random() < 0.4:
-        lost = [faults.Lose(each, "retire", "refuse", 1, 400) for each in d.participants]
+    """Model servers die with agent and controller; copies of calls of their last life come while they restore, and
+    wait. Some imports outlast their restore. Where nobody can retire the calls, leases end it."""
+    chance, last = d.chance, "ledger.import" if d.policies[1:] else "records.read"
+    found: list[Fault] = []
+    if chance.random() < 0.7:
+        found += [faults.Lose(each, "retire", "refuse", 1, 400) for each in d.participants]
+    if chance.random() < 0.6:
+        found += [faults.SlowDisk(policy, _between(d, 1.5, 4.5), 1, 2, last) for policy in d.policies]
+    for policy in d.policies:
+        found.append(faults.SlowDisk(policy, _between(d, 0.1, 1.0), 1, 4, "records.read_manifest"))
+        found.append(faults.Duplicate(policy, "completions", 1, 60, when=OnPhase("restoring", 1, policy)))
     gone = OnRow("collector.checkpoint_closed", 1)
-    return (
-        faults.Crash((*d.policies, CONTROLLER), gone, Restart("alone", 0.0)),
-        *(faults.SlowDisk(policy, _between(d, 0.5, 1.5), 1, 4, step) for policy in d.policies),
-        *lost,
-    )
+    return faults.Crash((*d.policies, "agent", CONTROLLER), gone, Restart("alone", 0.0)), *found
 
 
 def _rotten(d: Drawing) -> Faults:
@@ -303,6 +315,22 @@ def _torn_logs(d: Drawing) -> Faults:
     return *crashes, faults.Crash((CONTROLLER,), OnRow("collector.row", d.chance.randint(2, 6)))
 
 
+# ------------------------------------------------------------------------------------------------- nobody answers
+
+
+def _silent(d: Drawing) -> Faults:
+    """A server hangs in the middle of the first checkpoint, and the run is told to stop."""
+    when = OnPhase(d.chance.choice(("preparing", "prepared", "committed")), d.chance.randint(1, 4))
+    hangs = faults.Pause(d.chance.choice(d.participants), when, 60.0)
+    return faults.Signal("SIGUSR1", At(_between(d, 0.1, 0.4))), hangs, faults.Signal("SIGTERM", when)
+
+
+def _nobody_there(d: Drawing) -> Faults:
+    """The environment dies as the first rows are sent, and is gone for a while; others wait to be sent."""
+    when = OnRow("collector.dispatch", d.chance.randint(1, 4))
+    return (faults.Crash(("environment",), when, Restart("alone", _between(d, 0.5, 3.0))),)
+
+
 SITUATIONS: tuple[Situation, ...] = (
     Situation(_keep_alives, PASSED_ON),
     Situation(_left_out, CAPTURED, OFTEN),
@@ -327,5 +355,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_torn_logs, ALL),
     Situation(_slow_write, ALL, {**OFTEN, "timeout_s": 1.5}),
     Situation(_given_up, ALL, {"every_s": None}),
+    Situation(_copied, CAPTURED, OFTEN),
+    Situation(_silent, ALL, {"every_s": None, "timeout_s": 1.5}),
+    Situation(_nobody_there, QUEUED),
 )
 """In the order in which seeds take turns."""

@@ -27,6 +27,7 @@ RARE: Mapping[str, str] = {
     "signal-in-checkpoint": "a signal arrives while a checkpoint is open",
     "lease-ends-a-checkpoint": "a participant's lease ends a checkpoint that its controller has left",
     "lease-ends-a-restore": "a participant's lease ends a restore",
+    "calls-wait-at-restore": "calls of survivors wait at a server that restores, and are stopped by the import",
     "restored": "a restore goes through",
     "restored-twice": "a rollout is continued from a checkpoint twice in one run",
     "restore-discarded": "what a restore has installed is discarded again",
@@ -55,6 +56,7 @@ class Rare:
         self._held: dict[tuple[str, str], None] = {}
         self._in_call: dict[str, None] = {}
         self._retiring: dict[str, None] = {}
+        self._restoring: dict[str, None] = {}
         self._installed: Counter[str] = Counter()
         handlers = self._handlers()
         trace.subscribe(lambda row: handlers[row.event](row), handlers)
@@ -76,7 +78,7 @@ class Rare:
             "coordination.resume_failed": self._say("resume-failed"),
             "restore.discarded": self._say("restore-discarded"),
             "phase": self._phase,
-            "admission.stopped": lambda row: self._see("retire-stops-work", bool(row.fields["stopped"])),
+            "admission.stopped": self._stopped,
             "retire.marked": lambda row: self._retiring.update({row.node: None}),
             "retire.done": lambda row: self._retiring.pop(row.node, None),
             "node.crashed": self._died,
@@ -129,7 +131,14 @@ class Rare:
             self._installed[rollout] += 1
             self._see("restored-twice", self._installed[rollout] == 2)
 
+    def _stopped(self, row: Row) -> None:
+        if row.fields["stopped"]:
+            self._see("calls-wait-at-restore" if row.node in self._restoring else "retire-stops-work")
+
     def _phase(self, row: Row) -> None:
+        self._restoring.pop(row.node, None)
+        if row.fields["now"] == "restoring":
+            self._restoring[row.node] = None
         if row.fields["why"] == "LeaseCheck":
             restoring = row.fields["was"] in ("restoring", "restored")
             self._see("lease-ends-a-restore" if restoring else "lease-ends-a-checkpoint")
@@ -142,6 +151,7 @@ class Rare:
             self._see("server-dies-in-checkpoint", self._open)
             self._see("server-dies-in-retire", row.node in self._retiring)
         self._retiring.pop(row.node, None)
+        self._restoring.pop(row.node, None)
         for held in [held for held in self._held if held[0] == row.node]:
             del self._held[held]
 

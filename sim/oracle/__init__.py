@@ -31,6 +31,7 @@ from sim.oracle.known import Known
 from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
 from sim.oracle.owning import Blockers, Owned
+from sim.oracle.patience import Stopping, Unreached
 from sim.oracle.ready import Final, Readiness, Unchanged
 from sim.oracle.rest import Rest
 from sim.oracle.restore import AllOrNothing, Installing
@@ -80,6 +81,8 @@ class Oracle:
             Dispatching(findings, CONTROLLER),
             Stops(findings, known),
             Asked(findings, CONTROLLER, cluster.options.timeout_s, cluster.options.one_sigterm_s),
+            Stopping(findings, CONTROLLER, cluster.options.timeout_s),
+            Unreached(findings, CONTROLLER, cluster.workload.concurrency),
             Owned(findings, CONTROLLER),
             Blockers(findings, CONTROLLER),
             Readiness(findings, models),
