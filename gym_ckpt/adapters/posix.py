@@ -16,7 +16,7 @@ from typing import Final, TypeVar, cast
 
 import anyio.to_thread
 
-from gym_ckpt.limits import DISK_THREADS, SWEPT_TRIES
+from gym_ckpt.limits import DISK_THREADS, SWEPT_TRIES, WAITING_SAID_AFTER_S
 from gym_ckpt.ports import File, FileSystem, Job, Lock
 
 T = TypeVar("T")
@@ -194,23 +194,48 @@ class PosixFileSystem:
 _SWEPT: Final = _FileLock(-1, "")
 
 
+class _Running:
+    """A job that has been asked for: since when, and the step that it is at."""
+
+    __slots__ = ("since", "step")
+
+    def __init__(self) -> None:
+        self.since = anyio.current_time()
+        self.step = "to begin"
+
+
 class ThreadDisk:
     """`ports.Disk`: each job whole in a worker thread, at most DISK_THREADS at once, in the order of their coming."""
 
     def __init__(self, files: FileSystem | None = None) -> None:
         self._files = files or PosixFileSystem()
         self._slots = anyio.CapacityLimiter(DISK_THREADS)
+        self._running: dict[_Running, None] = {}
 
     async def run(self, job: Job[T]) -> T:
-        # Not abandoned when cancelled: a job that went on alone could write after its owner had moved on.
-        return await anyio.to_thread.run_sync(_exhaust, job, self._files, limiter=self._slots, abandon_on_cancel=False)
+        at = _Running()
+        self._running[at] = None
+        try:
+            # Not abandoned when cancelled: a job that went on alone could write after its owner had moved on.
+            return await anyio.to_thread.run_sync(
+                _exhaust, job, self._files, at, limiter=self._slots, abandon_on_cancel=False
+            )
+        finally:
+            del self._running[at]
+
+    def waits(self) -> str:
+        """For people: the disk, when a job has waited for it for a while, and at which step; or nothing."""
+        for oldest in self._running:
+            waited_s = anyio.current_time() - oldest.since
+            return f"the disk ({oldest.step}, {waited_s:.0f} s)" if waited_s >= WAITING_SAID_AFTER_S else ""
+        return ""
 
 
-def _exhaust(job: Job[T], files: FileSystem) -> T:
+def _exhaust(job: Job[T], files: FileSystem, at: _Running) -> T:
     steps = job(files)
     while True:
         try:
-            next(steps)
+            at.step = next(steps)
         except StopIteration as end:
             return cast(T, end.value)
 

@@ -22,6 +22,7 @@ from gym_ckpt.adapters.host import (
     open_files_allowed,
     shield_from_interrupt,
 )
+from gym_ckpt.adapters.posix import ThreadDisk
 from gym_ckpt.adapters.system import LISTENED, NOTABLE, LogTracer, production_ports
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_checks import check_open_files
@@ -33,7 +34,7 @@ from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.outcome import lines_of
 from gym_ckpt.controller.progress import PlainProgress, RichProgress
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.ports import Tracer
+from gym_ckpt.ports import Disk, Tracer
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings, GymSettings
 from gym_ckpt.wire.messages import encode
@@ -139,13 +140,19 @@ async def _collect(
             servers = {name: server.url for name, server in settings.participants().items()}
             kind = FreshCoordination if wanted.resume_from_cache else Coordination
             coordination = kind(servers, settings.control_token, ports)
-            progress.waits = coordination.waits
+            progress.waits = functools.partial(_waits, coordination, ports.disk)
         try:
             outcome = await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)
         finally:
             ignore(LISTENED)
         tasks.cancel_scope.cancel()
         return outcome
+
+
+def _waits(coordination: Coordination, disk: Disk) -> str:
+    """For people: which servers, and whether the disk, have not answered for a while; or nothing."""
+    assert isinstance(disk, ThreadDisk), "of production_ports"
+    return ", ".join(who for who in (coordination.waits(), disk.waits()) if who)
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from gym_ckpt.controller.summary import figures_of
 from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core.collection import Collection
 from gym_ckpt.errors import GymCkptError
-from gym_ckpt.limits import ROWS_FLUSH_AT_STOP_S
+from gym_ckpt.limits import ROWS_FLUSH_AT_STOP_S, STOP_REST_S
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings
@@ -225,19 +225,31 @@ class _Run:
                     await checkpointer.tidy()
             if not closed:
                 await housekeeping.forget_rest()
-        with anyio.move_on_after(ROWS_FLUSH_AT_STOP_S) as limit:
-            while True:
-                limit.deadline = max(limit.deadline, anyio.current_time() + ROWS_FLUSH_AT_STOP_S)
-                try:
-                    await shared.rows.sync()
-                    await shared.rows.close()
-                    return None
-                except GymCkptError as error:
-                    return str(error)
-                except OSError as error:
-                    if not shared.collection.done or shared.fatal is not None or self._interrupts.stopping:
-                        return reason(error)
-        return f"writing takes longer than {ROWS_FLUSH_AT_STOP_S:g} s"
+        began, why = anyio.current_time(), None
+        in_time_s = self._settings.checkpoint_timeout_s + STOP_REST_S
+        with self._interrupts.bookkeeping(ROWS_FLUSH_AT_STOP_S, in_time_s) as limit:
+            why = await self._write_rest(shared, limit)
+        if limit.cancelled_caught:
+            why = f"writing takes longer than {anyio.current_time() - began:.3g} s"
+            self._progress.message(
+                f"{why}: this run ends when the disk of {self._settings.output} answers, or by SIGKILL; rows that are "
+                "not there by then run again"
+            )
+        return why
+
+    async def _write_rest(self, shared: Shared, limit: anyio.CancelScope) -> str | None:
+        """Make rows durable; returns why some are not. A run that may go on for ever tries anew after an error."""
+        while True:
+            try:
+                await shared.rows.sync()
+                await shared.rows.close()
+                return None
+            except GymCkptError as error:
+                return str(error)
+            except OSError as error:
+                if not shared.collection.done or shared.fatal is not None or self._interrupts.stopping:
+                    return reason(error)
+                limit.deadline = anyio.current_time() + ROWS_FLUSH_AT_STOP_S
 
     async def _outcome(self, shared: Shared, checkpointer: Checkpointer | None, why: str | None) -> Outcome:
         """`why`: some finished rows are not written."""

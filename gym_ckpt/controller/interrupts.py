@@ -60,7 +60,8 @@ class Interrupts:
         self._tracer = tracer
         self._say = say
         self._abortable: anyio.CancelScope | None = None
-        self._patient: anyio.CancelScope | None = None
+        self._patient: dict[anyio.CancelScope, float] = {}
+        """What a SIGTERM gives so many seconds from then on."""
         self._ending = False
 
     @property
@@ -109,8 +110,8 @@ class Interrupts:
             return ""
         self.stopping, self.told = True, anyio.current_time()
         self.hurry(STOP_REST_S)
-        if self._patient is not None:
-            self._patient.deadline = min(self._patient.deadline, self.told + STOP_REST_S)
+        for scope, told_s in self._patient.items():
+            scope.deadline = min(scope.deadline, self.told + told_s)
         if self._abortable is not None:
             self._abortable.cancel()
             return "the run stops before it sends a row"
@@ -123,18 +124,20 @@ class Interrupts:
         self.everything.cancel()
 
     @contextmanager
-    def bookkeeping(self, limit_s: float = math.inf) -> Iterator[anyio.CancelScope]:
-        """Around work on servers that nothing depends on: cut off after `limit_s`, and `STOP_REST_S` after a SIGTERM.
+    def bookkeeping(self, limit_s: float = math.inf, told_s: float = STOP_REST_S) -> Iterator[anyio.CancelScope]:
+        """Around work for which no stop waits at any price: cut off after `limit_s`, and `told_s` after a SIGTERM.
 
-        One at a time; a stop under way when it begins gives it that time, too.
+        A stop under way when it begins gives it `STOP_REST_S` at the least.
         """
-        limit_s = min(limit_s, STOP_REST_S) if self.stopping else limit_s
-        with anyio.CancelScope(deadline=anyio.current_time() + limit_s) as scope:
-            self._patient = scope
+        now = anyio.current_time()
+        if self.stopping:
+            limit_s = min(limit_s, max(self.told + told_s - now, STOP_REST_S))
+        with anyio.CancelScope(deadline=now + limit_s) as scope:
+            self._patient[scope] = told_s
             try:
                 yield scope
             finally:
-                self._patient = None
+                del self._patient[scope]
 
     def abortable(self) -> anyio.CancelScope:
         """For `with`: a part of the run that the first SIGTERM ends; look at `stopping` after it."""

@@ -206,11 +206,12 @@ class Taking:
         return True
 
     async def tidy(self) -> None:
-        """At the end of a run: remove what failed checkpoints left, as far as that goes in `TIDY_AT_END_S` (INV-5).
+        """At the end of a run: remove what failed checkpoints left, as far as that goes in `TIDY_AT_END_S` (INV-5), or
+        less at a stop.
 
         The pointer in force is made durable first: an older one that came back would name what is gone (INV-48).
         """
-        with anyio.move_on_after(TIDY_AT_END_S):
+        with self._shared.interrupts.bookkeeping(TIDY_AT_END_S):
             while True:
                 try:
                     await self._shared.ports.disk.run(sync_pointer(self._run_dir))

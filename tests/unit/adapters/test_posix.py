@@ -211,3 +211,21 @@ async def test_jobs_at_once_are_bounded() -> None:
             await anyio.sleep(0.001)
         leave.set()
     assert (most, running) == (DISK_THREADS, 0)
+
+
+@pytest.mark.anyio
+async def test_a_job_that_hangs_is_named_by_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_ckpt.adapters.posix.WAITING_SAID_AFTER_S", 0.0)
+    leave = threading.Event()
+
+    def job(fs: FileSystem) -> Generator[str, None, None]:
+        yield "log.fsync"
+        leave.wait(10)
+
+    disk = ThreadDisk()
+    async with anyio.create_task_group() as group:
+        group.start_soon(disk.run, job)
+        while "(log.fsync, " not in disk.waits():
+            await anyio.sleep(0.001)
+        leave.set()
+    assert disk.waits() == ""

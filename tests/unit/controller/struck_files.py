@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.ports import Disk, File, Lock
-from tests.unit.controller.bench import Bench
+from tests.unit.controller.bench import PATIENCE_S, Bench
 from tests.unit.controller.fake_gym import thread_disk
 
 
@@ -26,12 +27,17 @@ class Strikes:
         self.code = errno.EIO
         self.part = ""
         self.full: str | None = None
+        self.hanging: str | None = None
+        """Writes to this one do not return until `answers` is set."""
+        self.answers = threading.Event()
         self.pairs: Counter[tuple[str, str]] = Counter()
 
     def arm(self, nth: int, *, after: bool, code: int = errno.EIO, part: str = "") -> None:
         self.left, self.after, self.struck, self.code, self.part = nth, after, False, code, part
 
     def call(self, path: str, what: Any, *arguments: Any, writes: bool = False) -> Any:
+        if writes and self.hanging is not None and path.endswith(self.hanging):
+            assert self.answers.wait(PATIENCE_S), "the test is over"
         if writes and self.full is not None and path.endswith(self.full):
             raise OSError(errno.ENOSPC, "No space left on device", path)
         if self.left and self.part in path:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from gym_ckpt.types import EpisodeId
-from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
+from tests.unit.controller.bench import PATIENCE_S, Bench, gym_of, slow_gym, stop_in_the_middle
 from tests.unit.controller.fake_gym import broken
 from tests.unit.controller.struck_files import StruckBench, struck_bench
 
@@ -45,6 +45,31 @@ async def test_rows_wait_in_memory_while_the_output_cannot_be_written(struck: St
     assert outcome.exit_code == 0, outcome.message
     assert sorted(row["rollout_id"] for row in struck.written()) == [f"row-{n}" for n in range(1, struck.rows)]
     assert [row["rollout_id"] for row in struck.collection()["continued"]] == ["row-0"]
+
+
+async def test_a_stop_on_a_disk_that_hangs_says_so_in_its_own_time(
+    struck: StruckBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ends a write that the system does not end; but the run must not wait in silence for it."""
+    monkeypatch.setattr("gym_ckpt.controller.interrupts.STOP_REST_S", 0.05)
+    monkeypatch.setattr("gym_ckpt.controller.collect.STOP_REST_S", 0.05)
+    monkeypatch.setattr("gym_ckpt.controller.collect.ROWS_FLUSH_AT_STOP_S", 10 * PATIENCE_S)
+    gym = gym_of(steps=3)
+    gym.failing = {"row-0": ["hang"]}
+    struck.strikes.hanging = "out.jsonl"
+
+    async def script() -> None:
+        await struck.until(lambda: len(gym.runs) == struck.rows and len(gym.done) == 1)
+        struck.signals.send("SIGTERM")
+        said = "this run ends when the disk of "
+        await struck.until(lambda: any(said in line for line in struck.recorder.lines))
+        struck.strikes.answers.set()
+
+    outcome = await struck.with_signals(gym, script, checkpoint_timeout_s=0.05)
+    assert outcome.exit_code == 1 and "(writing takes longer than " in outcome.message
+    struck.strikes.hanging = None
+    await struck.run(gym_of(steps=3), resume_from_cache=True)
+    struck.check_whole()
 
 
 async def test_a_stop_on_a_full_disk_says_what_is_kept_and_how_to_go_on(struck: StruckBench) -> None:
