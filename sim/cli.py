@@ -15,6 +15,7 @@ import click
 
 from faults.bugs import BUGS
 from faults.draw import PROFILES
+from gym_ckpt.cli.numbers import Real, Whole
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 from sim.campaign import DOUBLE, FAILURES_MAX, ProgressLine, Summary, campaign, show_failure, summary_line
@@ -30,6 +31,7 @@ from sim.stop import Debugger, Until, UntilType
 
 FOUND = 1
 WITHOUT_END = 1 << 40
+SEED = Whole(0, such_as=7)
 PROFILE = click.option(
     "--profile",
     type=click.Choice(tuple(PROFILES)),
@@ -38,14 +40,14 @@ PROFILE = click.option(
     help="Which faults are drawn.",
 )
 JSON = click.option("--json", "as_json_", is_flag=True, help="Print one JSON object instead of text for people.")
-JOBS = click.option("-j", "--jobs", type=click.IntRange(1), help="Worker processes.  [default: one per core]")
+JOBS = click.option("-j", "--jobs", type=Whole(1, such_as=2), help="Worker processes.  [default: one per core]")
 HTML = click.option("--html", "html_", type=Picture(), help="Draw the run: one page.")
 PERFETTO = click.option("--perfetto", "perfetto_", type=Picture(), help="The run as a trace for ui.perfetto.dev.")
 PLANTED = "Plant one of the bugs of faults/bugs.py (`gym-ckpt sim bugs --list` names them)."
 
 
 @click.command(short_help="Run one seed.")
-@click.option("--seed", type=click.IntRange(0), required=True, help="Everything about the run follows from it.")
+@click.option("--seed", type=SEED, required=True, help="Everything about the run follows from it.")
 @PROFILE
 @click.option("--bug", type=BugName(), help=PLANTED)
 @HTML
@@ -71,13 +73,11 @@ def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_:
 
 @click.command(short_help="Run many seeds and judge each.")
 @click.option("--seeds", type=Seeds(), help="A..B: from A up to, and without, B.  [default: on from the last campaign]")
-@click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), help="Stop after so long.  [default without --seeds: 60]"
-)
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="The same in minutes.")
+@click.option("--seconds", type=Real(such_as=90), help="Stop after so long.  [default without --seeds: 60]")
+@click.option("--minutes", type=Real(such_as=30), help="The same in minutes.")
 @click.option(
     "--double",
-    type=click.FloatRange(0, 100),
+    type=Real(100, such_as=5),
     default=100 * DOUBLE,
     show_default=True,
     metavar="PERCENT",
@@ -185,7 +185,7 @@ def _history() -> tuple[History | None, str | None]:
 
 @click.command(short_help="Bring a kept failure back.")
 @click.argument("failure", metavar="[ID]", required=False)
-@click.option("--seed", type=click.IntRange(0), help="Instead of an ID: this seed ...")
+@click.option("--seed", type=SEED, help="Instead of an ID: this seed ...")
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="... with the plan of this file.")
 @click.option("--until", type=UntilType(), help="Stop after this event (1194), or at this virtual time (2.5s).")
 @click.option("--pdb", "pdb_", is_flag=True, help="Stop in a debugger at the violating event (or at --until EVENT).")

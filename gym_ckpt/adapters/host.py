@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,9 +130,18 @@ def pid_file(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def may_write(directory: Path) -> bool:
-    """Whether this process may make files there, as far as the system says."""
-    return os.access(directory, os.W_OK | os.X_OK)
+def why_not_writable(path: Path) -> str | None:
+    """Why this process cannot add to a file, or make files in a directory, found by trying; None when it can. Nothing
+    is there afterwards that was not there before.
+
+    Permissions alone do not say: root has all of them on a disk that is read-only, on a share that knows better, and
+    below /proc.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path) if path.is_dir() else path.open("ab"):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def one_output() -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gym_ckpt.adapters.host import may_write
+from gym_ckpt.adapters.host import why_not_writable
+from gym_ckpt.controller.rows import failures_path
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.settings import CollectSettings
 
@@ -29,13 +30,22 @@ def check_files(collect: CollectSettings) -> None:
 
 def check_writable(collect: CollectSettings) -> None:
     """Raises `ConfigError`: this process can write no file, or make no directory, where it would have to."""
-    places = {"collect.output": Path(collect.output).parent}
+    output = Path(collect.output)
+    places = [("collect.output", output.parent)]
     if collect.checkpoint_dir is not None:
-        places["collect.checkpoint_dir"] = Path(collect.checkpoint_dir)
-    for key, place in places.items():
+        places.append(("collect.checkpoint_dir", Path(collect.checkpoint_dir)))
+    for key, place in places:
         nearest = _nearest_dir(key, place)
-        if not may_write(nearest):
-            raise ConfigError(f"{key}: nothing can be written into {nearest}: make it writable, or choose another")
+        _check(key, nearest, f"into {nearest}")
+    for path in (output, Path(failures_path(collect.output))):
+        if _exists(path):
+            _check("collect.output", path, f"to {path}")
+
+
+def _check(key: str, path: Path, where: str) -> None:
+    why = why_not_writable(path)
+    if why is not None:
+        raise ConfigError(f"{key}: nothing can be written {where} ({why}): make it writable, or choose another")
 
 
 def _nearest_dir(key: str, path: Path) -> Path:

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 import click
 
 from gym_ckpt.cli.endings import DID_NOT_HAPPEN, USAGE_ERROR, Said, ending_of
+from gym_ckpt.cli.numbers import Whole
 from gym_ckpt.cli.simulator import SimulatorGroup
 
 CONFIG = click.argument("config", type=click.Path(dir_okay=False))
@@ -38,7 +39,9 @@ def cli(debug: bool) -> None:
 
 
 @cli.command(short_help="Kill a whole gym in the middle, continue, compare.")
-@click.option("--rollouts", type=click.IntRange(4, 10_000), default=24, show_default=True, help="How many to collect.")
+@click.option(
+    "--rollouts", type=Whole(4, 10_000, such_as=100), default=24, show_default=True, help="How many to collect."
+)
 @JSON
 @click.option(
     "--keep",

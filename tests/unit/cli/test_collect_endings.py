@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_ckpt.adapters.host import free_ports
+from gym_ckpt.adapters.host import free_ports, why_not_writable
 from gym_ckpt.cli.endings import INTERRUPTED
 from gym_ckpt.cli.main import run
 from gym_ckpt.controller.outcome import AGAIN, INTERRUPTED_STATUS
@@ -79,6 +79,32 @@ def test_ctrl_c_before_anything_began_is_said_like_any_end(config: Path) -> None
         said = waiting.stdout.read()
         assert said == f"interrupted before any row was sent, there is no checkpoint; {AGAIN}\n"
         assert waiting.stderr.read() == said and waiting.wait() == INTERRUPTED_STATUS == INTERRUPTED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a directory")
+@pytest.mark.parametrize("key", ["output", "checkpoint_dir"])
+def test_what_nobody_can_write_into_is_refused_before_anything_is_waited_for(config: Path, key: str) -> None:
+    """Whoever asks: root has every permission below /proc, and can make nothing there."""
+    text = config.read_text()
+    config.write_text(text.replace({"output": '"out.jsonl"', "checkpoint_dir": '"run"'}[key], '"/proc/nowhere/deep"'))
+    ended = subprocess.run(
+        [sys.executable, "-m", "gym_ckpt", "collect", str(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout.startswith(f"collect.{key}: nothing can be written into /proc (")
+    assert sorted(path.name for path in config.parent.iterdir()) == ["gym.toml", "in.jsonl"], "and nothing was made"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such files")
+def test_a_file_that_nobody_can_add_to_is_known_by_trying(tmp_path: Path) -> None:
+    assert why_not_writable(Path("/proc/version")) is not None
+    assert why_not_writable(tmp_path) is None and list(tmp_path.iterdir()) == []
+    (tmp_path / "out").write_text("rows")
+    assert why_not_writable(tmp_path / "out") is None and (tmp_path / "out").read_text() == "rows"
 
 
 AT_BOTH_EDGES = """

@@ -85,6 +85,24 @@ def test_every_verb_has_help_with_an_example(capsys: pytest.CaptureFixture[str])
         assert "Example" in capsys.readouterr().out, name
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sim", "run", "--seed", "x"], "'x' is not a whole number from 0 on, such as 7"),
+        (["sim", "fuzz", "-j", "0"], "'0' is not a whole number from 1 on, such as 2"),
+        (["sim", "fuzz", "--seconds", "0"], "'0' is not a number above 0, such as 90"),
+        (["sim", "fuzz", "--double", "nan"], "'nan' is not a number from 0 to 100, such as 5"),
+        (["sim", "fuzz", "--seeds", "7"], "'7' is no range of seeds: A..B goes from A"),
+        (["demo", "--rollouts", "3"], "'3' is not a whole number from 4 to 10,000, such as 100"),
+    ],
+)
+def test_a_mistyped_number_is_answered_with_what_is_allowed_and_an_example(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_simulator_is_looked_for_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
