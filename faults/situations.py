@@ -203,7 +203,9 @@ def _poisoned(d: Drawing) -> Faults:
         for each in d.policies
     ]
     again = faults.Crash((EVERYTHING,), OnRow("gate.withdrawn", chance.randint(3, 6)), Restart("whole", 0.01))
-    return faults.Signal("SIGUSR1", At(_between(d, 0.5, 1.0))), _all_lost(d, 1), *bad, again
+    late = faults.Crash((EVERYTHING,), OnRow("gate.row", chance.randint(9, 14)), Restart("whole", 0.01))
+    lost = chance.choice((_all_lost(d, 1), late, late))
+    return faults.Signal("SIGUSR1", At(_between(d, 0.5, 1.0))), lost, *bad, again
 
 
 # ------------------------------------------------------------------------------------------------- restores
@@ -221,13 +223,16 @@ def _left_out(d: Drawing) -> Faults:
 
 
 def _dies_restored(d: Drawing) -> Faults:
-    """An environment dies between a restore and its first `/run`, with episodes whose agents have ended already."""
-    return (
+    """An environment dies between a restore and its first `/run`, with episodes whose agents have ended already; or it
+    lives, and they end without another model call."""
+    found = (
         _all_lost(d),
         faults.Crash(("environment",), OnRow("collector.restored"), Restart("alone", _between(d, 0.0, 0.02))),
         faults.Delay(EVERYTHING, "resume", 1, 60, _between(d, 0.05, 0.1), 0.0),
-        faults.Delay("inventory", "verify", 1, 24, 0.0, _between(d, 0.4, 0.9)),
+        faults.Delay(EVERYTHING, "verify", 1, 24, 0.0, _between(d, 0.4, 0.9)),
     )
+    lives = d.chance.random() < 0.75 and bool(d.policies[1:])  # who captures must hear of them all the same
+    return (found[0], *found[2:]) if lives else found
 
 
 def _waits_at_restore(d: Drawing) -> Faults:
@@ -247,10 +252,12 @@ def _waits_at_restore(d: Drawing) -> Faults:
 
 
 def _rotten(d: Drawing) -> Faults:
-    """A bit flips in the records of a checkpoint, and somebody has to read them."""
+    """A bit flips in the records of the second checkpoint, with most rows in it, and somebody has to read them."""
     chance = d.chance
-    flip = faults.BitFlip(OnRow("collector.published", 2), chance.choice((2, 2, 4)), chance.randrange(1 << 16))
-    return flip, faults.Crash((EVERYTHING,), OnRow("disk.flipped"), Restart("whole", 0.05))
+    asked = [faults.Signal("SIGUSR1", At(_between(d, low, low + 0.3))) for low in (0.2, 0.7)]
+    bit = 8 * chance.randrange(1 << 13) + chance.randrange(3)  # a low one: JSON of other content, as often as not
+    flip = faults.BitFlip(OnRow("collector.published", 2), chance.choice((2, 2, 4)), bit)
+    return *asked, flip, faults.Crash((EVERYTHING,), OnRow("disk.flipped"), Restart("whole", 0.05))
 
 
 # ------------------------------------------------------------------------------------------------- checkpoints
@@ -311,7 +318,7 @@ def _wall_clock(d: Drawing) -> Faults:
 
 def _torn_logs(d: Drawing) -> Faults:
     """The controller dies again and again with lines of its logs unsynced."""
-    crashes = [faults.CrashAtStep(CONTROLLER, d.chance.randint(3, 14), "log.fsync") for _ in range(2)]
+    crashes = [faults.CrashAtStep(CONTROLLER, d.chance.randint(3, 20), "log.fsync") for _ in range(4)]
     return *crashes, faults.Crash((CONTROLLER,), OnRow("collector.row", d.chance.randint(2, 6)))
 
 
@@ -347,7 +354,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_failed_before, CAPTURED, OFTEN),
     Situation(_dies_restored, ALL, OFTEN),
     Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
-    Situation(_rotten, ALL, OFTEN),
+    Situation(_rotten, CAPTURABLE, {"every_s": None, "keep": 2}),
     Situation(_export_again, ALL, OFTEN),
     Situation(_commit_again, ALL, OFTEN),
     Situation(_uncertain, ALL, OFTEN),
