@@ -91,9 +91,10 @@ async def test_the_example_is_stopped_and_goes_on(tmp_path: Path) -> None:
             await collector.until("published")
             assert (await command("stop", run_dir))[0] == 0
             assert await collector.ended() == 0
-        status, said, complaint = await command("collect", config)
-        assert status == 1 and said and complaint.endswith(f"gym-ckpt: {said}")
-        assert "is still in checkpoint" in complaint and "restart the servers" in complaint
+        for words in ((), ("--no-resume",)):  # which must not forget anything either before it can begin
+            status, said, complaint = await command("collect", config, *words)
+            assert status == 1 and said and complaint.endswith(f"gym-ckpt: {said}")
+            assert "is still in checkpoint" in complaint and "restart the servers" in complaint
     status, said, _ = await command("inspect", run_dir, "--verify")
     assert status == 0 and "collector ended" in said and "every byte is right" in said
     async with running("serve", config) as servers:

@@ -138,8 +138,7 @@ async def _collect(
         if wanted.checkpoint_dir is not None:
             assert settings.control_token is not None, "the loader refuses [checkpoint] without a token"
             servers = {name: server.url for name, server in settings.participants().items()}
-            kind = FreshCoordination if wanted.resume_from_cache else Coordination
-            coordination = kind(servers, settings.control_token, ports)
+            coordination = FreshCoordination(servers, settings.control_token, ports)
             progress.waits = functools.partial(_waits, coordination, ports.disk)
         try:
             outcome = await collect(wanted, coordination, settings.url(wanted.environment), ports, progress)

@@ -115,7 +115,7 @@ def lines_of(summary: Summary) -> list[str]:
     assert counts is not None, "a run that began has counted its rows"
     saves = f" ({saved_words(summary.saved)} not repeated)" if summary.continued and any(summary.saved.values()) else ""
     rows = [
-        f"{summary.finished_before} finished before" if summary.finished_before else "",
+        f"{summary.finished_before} ended before" if summary.finished_before else "",
         f"{summary.continued} continued from a checkpoint{saves}" if summary.continued else "",
         f"{summary.restarted} begun by an earlier run and started over from input" if summary.restarted else "",
     ]

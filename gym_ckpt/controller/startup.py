@@ -60,7 +60,7 @@ async def start(
     run = run_name(settings, read)
     if settings.checkpoint_dir is None:
         await ports.disk.run(refuse_existing(settings.output))
-        rows = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
+        rows = await _open_rows(settings, ports, _FinishedReader(settings.output, read), say)
         return Started(read, run.run_id, rows[0], plan(read, *rows[1:], DispatchHistory(), None), None, None)
     owned = OwnedDisk(ports.disk, f"{ports.pid}\n")
     ports = replace(ports, disk=owned)
@@ -119,7 +119,7 @@ async def _owned(
     if not settings.resume_from_cache:
         await ports.disk.run(forget_all(run_dir))
         await ports.disk.run(_remove([failures_path(settings.output), settings.output]))
-    rows, finished, failures = await _open_rows(settings, ports, _FinishedReader(settings.output), say)
+    rows, finished, failures = await _open_rows(settings, ports, _FinishedReader(settings.output, read), say)
     history = HistoryReader(layout.dispatched(run_dir))
     log = await ports.disk.run(open_log(layout.dispatched(run_dir), history))
     if log.repair is not None:
@@ -151,12 +151,16 @@ def plan(
 class _FinishedReader:
     """Folds output rows into the attempt of each."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, read: Input) -> None:
         self.attempts: dict[str, int] = {}
         self._path = path
+        self._tasks = read.tasks
 
     def __call__(self, row: dict[str, Any]) -> bool | None:
         episode = episode_of(row, self._path)
+        if episode.rollout_id not in self._tasks:
+            name = episode.rollout_id
+            raise InvalidCheckpointState(f"{self._path}: a row of {name}, which the input lacks; remove it")
         if episode.rollout_id in self.attempts:  # no crash makes one: whoever put it there knows which is right (INV-2)
             raise InvalidCheckpointState(f"{self._path}: two rows of {episode.rollout_id}; remove one")
         self.attempts[episode.rollout_id] = episode.attempt

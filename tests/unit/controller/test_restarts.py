@@ -303,6 +303,15 @@ async def test_two_rows_of_one_rollout_are_refused_and_two_copies_of_a_failure_a
         await bench.run(gym_of(), resume_from_cache=True)
 
 
+async def test_a_row_of_nobody_is_refused(bench: Bench) -> None:
+    """It would be counted and averaged with the others, and whoever put it there knows why."""
+    await bench.run(gym_of())
+    with bench.output.open("a") as out:
+        out.write('{"rollout_id": "zz", "attempt": 0}\n')
+    with pytest.raises(InvalidCheckpointState, match=r"out\.jsonl: a row of zz, which the input lacks; remove it"):
+        await bench.run(gym_of(), resume_from_cache=True)
+
+
 @pytest.mark.parametrize("name", ["dispatched.jsonl", "out.jsonl"])
 async def test_an_attempt_that_has_no_next_is_damage(bench: Bench, name: str) -> None:
     await stop_in_the_middle(bench)
