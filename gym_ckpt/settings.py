@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S, ONE_SIGTERM_MAX_S, ONE_SIGTERM_S
+from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S, LEASE_GRACE_S, ONE_SIGTERM_MAX_S, ONE_SIGTERM_S
 from gym_ckpt.types import Kind
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -31,13 +31,13 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     `grace_s`: seconds added to the deadline of the last control call before a server resumes by itself.
     """
 
-    grace_s: Positive = 30.0
+    grace_s: Annotated[float, Meta(gt=0, le=BUDGET_MAX_S)] = LEASE_GRACE_S
 
 
 class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="environment"):
     """An environment server: one episode per `POST /run`.
 
-    `agent`, `resources`: names of servers. `verifier`: the resources server that verifies, when not `resources`.
+    `agent`, `resources`: names of servers. `verifier`: a stateless resources server that verifies after it.
     `episode_timeout_s`: seconds one episode may work, restarts included; time parked for a checkpoint does not count.
     """
 

@@ -21,12 +21,17 @@ from gym_ckpt.words import counted
 
 PORT_MAX = 65535
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_URL = re.compile(r"http://(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})", re.ASCII)
+_TOKEN = re.compile(r"[!-~]+(?: +[!-~]+)*", re.ASCII)
+_HOST = r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)"
+_BACK_END = re.compile(rf"https?://{_HOST}(?::([0-9]{{1,5}}))?(?:/[A-Za-z0-9._~-]+)*", re.ASCII)
+_URL = re.compile(rf"http://{_HOST}:([0-9]{{1,5}})", re.ASCII)
 
 
 def check_whole(settings: GymSettings) -> None:
     """Raises `ConfigError` naming the first key that does not fit."""
     _names_and_urls(settings)
+    if settings.control_token and not _TOKEN.fullmatch(settings.control_token):
+        raise ConfigError("control_token: must be printable ASCII without spaces at its ends, as a header carries it")
     for name, server in settings.servers.items():
         _references(settings, name, server)
     _one_ledger(settings)
@@ -55,6 +60,7 @@ def _names_and_urls(settings: GymSettings) -> None:
     if not settings.servers:
         raise ConfigError("servers: is missing; a gym has at least one server: [servers.NAME] with kind and url")
     taken: dict[str, str] = {}
+    folded: dict[str, str] = {}
     for name, server in settings.servers.items():
         path = f"servers.{name}"
         if len(name) > INSTANCE_MAX_BYTES or not _NAME.fullmatch(name):
@@ -62,6 +68,8 @@ def _names_and_urls(settings: GymSettings) -> None:
                 f"{path}: a server's name is part of a path: letters, digits, '.', '_' and '-', starting with a letter "
                 f"or digit, at most {INSTANCE_MAX_BYTES} characters"
             )
+        if (other := folded.setdefault(name.casefold(), name)) != name:
+            raise ConfigError(f"{path}: differs from servers.{other} in case only; their directories could be one")
         _check_url(f"{path}.url", server.url)
         if server.url in taken:
             raise ConfigError(f"{path}.url: {server.url} is the url of servers.{taken[server.url]} already")
@@ -72,8 +80,24 @@ def _check_url(path: str, url: str) -> None:
     match = _URL.fullmatch(url)
     if match is None:
         raise ConfigError(f"{path}: must be http://host:port without a path, not {url!r}")
-    if not 1 <= int(match.group(1)) <= PORT_MAX:
+    _check_port(path, url, match.group(1))
+
+
+def _check_port(path: str, url: str, port: str) -> None:
+    if not 1 <= int(port) <= PORT_MAX:
         raise ConfigError(f"{path}: the port of {url!r} is out of range: 1 to {PORT_MAX}")
+
+
+def _check_back_end(path: str, url: str, settings: GymSettings) -> None:
+    """An inference server of anybody: `https` and a path before `/v1` are its own affair."""
+    match = _BACK_END.fullmatch(url)
+    if match is None or url.endswith("/v1"):
+        raise ConfigError(f"{path}: must be http://host:port, or https, or with a path before /v1, not {url!r}")
+    if match.group(1) is not None:
+        _check_port(path, url, match.group(1))
+    for name, server in settings.servers.items():
+        if server.url == url and not isinstance(server, InferenceSettings):
+            raise ConfigError(f"{path}: {url} is the url of servers.{name}, which is no inference server")
 
 
 def _references(settings: GymSettings, name: str, server: ServerSettings) -> None:
@@ -84,19 +108,22 @@ def _references(settings: GymSettings, name: str, server: ServerSettings) -> Non
             _refers(settings, f"{path}.resources", server.resources, ResourcesSettings)
             if server.verifier is not None:
                 _refers(settings, f"{path}.verifier", server.verifier, ResourcesSettings)
+                _stateless(settings, f"{path}.verifier", server.verifier)
         case AgentSettings():
             _models(settings, name, server)
         case ModelSettings():
             for index, worker in enumerate(server.workers):
                 where = f"{path}.workers[{index}]"
                 if "://" in worker:
-                    _check_url(where, worker)
+                    _check_back_end(where, worker, settings)
                 else:
                     _refers(settings, where, worker, InferenceSettings)
             if len(set(settings.worker_urls(server))) < len(server.workers):
                 raise ConfigError(f"{path}.workers: names a worker twice")
             if server.token_dir is not None and server.ledger_dir is None:
                 raise ConfigError(f"{path}.token_dir: needs {path}.ledger_dir: without a ledger nothing is captured")
+            if server.token_dir is not None and server.token_dir == server.ledger_dir:
+                raise ConfigError(f"{path}.token_dir: is {path}.ledger_dir, too, and each keeps locks: name another")
         case ResourcesSettings():
             _known_gym(f"{path}.gym", server.gym)
         case InferenceSettings():
@@ -127,6 +154,16 @@ def _one_ledger(settings: GymSettings) -> None:
                     f"servers.{name}.{key}: is {ours!r} and that of servers.{first[0]} is {theirs!r}: the model "
                     "servers of a gym share one, or none has it"
                 )
+
+
+def _stateless(settings: GymSettings, path: str, name: str) -> None:
+    """A verifier gets no session. Of somebody else's gym only its server knows."""
+    from gym_ckpt.gyms import SHIPPED, StateMode
+
+    server = settings.servers[name]
+    assert isinstance(server, ResourcesSettings), "it was looked up as one"
+    if server.gym in SHIPPED and SHIPPED[server.gym].state_mode is not StateMode.STATELESS:
+        raise ConfigError(f"{path}: the gym {server.gym} of {name!r} verifies sessions; a verifier has none")
 
 
 def _known_gym(path: str, gym: str) -> None:

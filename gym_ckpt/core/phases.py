@@ -51,6 +51,11 @@ class Target:
     scope: tuple[EpisodeId, ...]
     stop: bool = False
 
+    @property
+    def installs(self) -> tuple[EpisodeId, ...]:
+        """The attempts that a restore of this scope installs."""
+        return tuple(episode.next() for episode in self.scope)
+
 
 @dataclass(frozen=True, slots=True)
 class State:

@@ -16,6 +16,8 @@ __all__ = ["SHIPPED", "AnswerGym", "Gym", "InventoryGym", "StateMode", "ToolErro
 
 SHIPPED: Final = MappingProxyType({"answer": AnswerGym, "inventory": InventoryGym})
 """Name in a configuration → class."""
+ROUTES: Final = frozenset({"seed_session", "verify", "close_session"})
+"""What a resources server answers besides the tools of its gym."""
 
 
 def by_name(name: str) -> Gym:
@@ -41,7 +43,12 @@ def by_name(name: str) -> Gym:
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise _refusal(name, f"it does not define {missing}")
-    return found()
+    made = found()
+    for tool in made.tools:
+        called = tool.get("function", {}).get("name")
+        if called in ROUTES:
+            raise _refusal(name, f"its tool {called} would be called by the name of a route of its server; rename it")
+    return made
 
 
 def _refusal(name: str, why: str) -> ConfigError:

@@ -68,4 +68,8 @@ class Gym(ABC):
         raise NotImplementedError(f"{type(self).__name__} declares exported sessions without a restore hook")
 
     async def close(self, state: Any) -> None:
-        """Free what a session holds outside the process."""
+        """Free what a session holds outside the process: a sandbox, a browser.
+
+        Called once, when the session is over: its episode has ended, its attempt was retired or forgotten, its restore
+        was discarded, or the last checkpoint of a stop is durable. An exported state must be enough to open it again.
+        """

@@ -174,9 +174,11 @@ class EnvironmentParticipant(Participant):
                 await self._steps(episode, held, task, work)
             if held.limit.cancelled_caught:
                 raise EpisodeFailed(f"it was not over within {self._timeout_s:g} s of work, its episode_timeout_s")
-        except (StaleAttempt, AssertionError):
+        except StaleAttempt:
             raise
         except Exception as error:  # whatever a peer answered: it is this episode that has failed, not the server
+            if self.broken(error):
+                raise
             await self._release(episode, held.state, work)
             return RunReply("failed", reason=str(error) or repr(error))
         return RunReply("finished", result=machine.row(held.state))
@@ -279,7 +281,9 @@ class EnvironmentParticipant(Participant):
             ):
                 try:
                     await self._call(episode, step, url, path, {}, _cookie(state))
-                except GymCkptError as error:
+                except Exception as error:  # as above: of a peer that answers nonsense, too
+                    if self.broken(error):
+                        raise
                     self.ports.tracer.emit(
                         "episode.release_failed", episode=episode.key, step=str(step), why=str(error)
                     )
@@ -324,6 +328,10 @@ class EnvironmentParticipant(Participant):
         for episode in up_to(episodes, self._episodes):
             del self._episodes[episode]
 
+    def _forgotten_late(self, rollout_id: str) -> None:
+        super()._forgotten_late(rollout_id)
+        self._over.pop(rollout_id, None)
+
     def forget(self, rollout_ids: Iterable[str]) -> None:
         super().forget(rollout_ids)
         for rollout_id in rollout_ids:
@@ -332,8 +340,8 @@ class EnvironmentParticipant(Participant):
 
 def _seeded(reply: Reply) -> Seeded:
     cookie = cookie_in(reply.header("set-cookie") or "", COOKIE)
-    if cookie is None:
-        raise EpisodeFailed(f"the resources server seeded no session: its reply sets no cookie {COOKIE}")
+    if cookie is None or not is_cookie_value(cookie):
+        raise EpisodeFailed(f"the resources server seeded no session: its reply sets no usable cookie {COOKIE}")
     return Seeded(
         cookie=cookie,
         tools=tuple(json.loads(reply.body).get("tools", ())),

@@ -204,7 +204,7 @@ class ModelParticipant(Participant):
     async def restore(self, scope: Sequence[EpisodeId], records: Sequence[Record]) -> None:
         await self.book.restore(scope, records)
 
-    async def committed(self, scope: frozenset[EpisodeId]) -> None:
+    async def committed(self, scope: frozenset[EpisodeId], stop: bool) -> None:
         await self.book.committed(scope)
 
     def free(self, episodes: Iterable[EpisodeId]) -> None:

@@ -62,6 +62,8 @@ class Session:
     """Keys of the calls before the last one, oldest first."""
     unsound: bool = False
     """A tool call broke off in the author's code. How much of its effect is in the state, nobody knows."""
+    closed: bool = False
+    """Its author was told to free what it holds outside the process; that is done once."""
 
     def keep(self, key: str | None, reply: Answer) -> None:
         """A call was done. Raises nothing; only the newest keys are kept."""
@@ -77,8 +79,9 @@ class ResourcesParticipant(Participant):
 
     kind = Kind.RESOURCES
 
-    def __init__(self, instance: str, ports: Ports, gym: Gym) -> None:
+    def __init__(self, instance: str, ports: Ports, tasks: anyio.abc.TaskGroup, gym: Gym) -> None:
         super().__init__(instance, ports)
+        self._tasks = tasks
         self._gym = gym
         self._sessions: dict[str, Session] = {}
         self._of_episode: dict[EpisodeId, str] = {}
@@ -105,11 +108,14 @@ class ResourcesParticipant(Participant):
         body = await request.typed(SeedRequest)
         async with self.admission.enter(episode, request.run) as work:
             await work.begin()
-            state = await self._gym.seed(body.task)
             session_id = self._of_episode.get(episode)
             if session_id is None:
-                session_id = self.ports.entropy.token(16)
-                self._add(Session(session_id, episode, state))
+                made = Session(self.ports.entropy.token(16), episode, await self._gym.seed(body.task))
+                session_id = self._of_episode.setdefault(episode, made.session_id)
+                if session_id == made.session_id:
+                    self._sessions[session_id] = made
+                else:  # a copy of this call was quicker
+                    self._end(made)
         headers = [("set-cookie", f"{COOKIE}={session_id}; Path=/; HttpOnly"), *self._declared()]
         return answer({"session_id": session_id, "tools": list(self._gym.tools)}, headers=headers)
 
@@ -188,7 +194,9 @@ class ResourcesParticipant(Participant):
         async with session.busy:
             if self._sessions.get(session.session_id) is session:
                 self._remove(session)
-                await self._gym.close(session.state)
+                if not session.closed:
+                    session.closed = True
+                    await self._gym.close(session.state)
 
     def _session(self, request: Request) -> Session:
         session = self._sessions.get(request.cookie(COOKIE) or "")
@@ -255,9 +263,29 @@ class ResourcesParticipant(Participant):
                 state = await self._gym.restore_session_state(exported.state)
             self._add(Session(exported.session_id, record.episode, state, exported.revision))
 
+    async def committed(self, scope: frozenset[EpisodeId], stop: bool) -> None:
+        """After the last checkpoint of a stop nobody goes on here: what these sessions hold outside is freed now."""
+        if stop and self._gym.state_mode is not StateMode.STATELESS:
+            for episode in sorted(scope & self._of_episode.keys()):
+                self._end(self._sessions[self._of_episode[episode]])
+
     def free(self, episodes: Iterable[EpisodeId]) -> None:
         for episode in up_to(episodes, self._of_episode):
-            self._remove(self._sessions[self._of_episode[episode]])
+            session = self._sessions[self._of_episode[episode]]
+            self._remove(session)
+            self._end(session)
+
+    def _end(self, session: Session) -> None:
+        """Have what a session holds outside the process freed, whoever waits for what meanwhile."""
+        if not session.closed:
+            session.closed = True
+            self._tasks.start_soon(self._free_outside, session)
+
+    async def _free_outside(self, session: Session) -> None:
+        try:
+            await self._gym.close(session.state)
+        except Exception as error:  # the author's: the session is over whether or not something of it is left
+            self.ports.tracer.emit("session.close_failed", episode=session.episode.key, why=repr(error))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gym_ckpt.errors import DeadlineExceeded, ExportFailed, InvalidPhase, Protoc
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
-from gym_ckpt.runtime.serialized import Serialized, refuse_late
+from gym_ckpt.runtime.serialized import Serialized, refuse_late, within
 from gym_ckpt.runtime.transfer import export_scope, import_scope, not_restored
 from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
@@ -176,7 +176,8 @@ class ControlPlane:
                 raise DeadlineExceeded(f"still stopping {', '.join(keys(left)[:5])}; late calls are refused: repeat")
             self._ports.tracer.emit("retire.freeing", episodes=keys(episodes), live=self._live)
             self._participant.free(episodes)
-            await self._durably(self._participant.release(episodes))
+            with within(until, "retire"):
+                await self._durably(self._participant.release(episodes))
             self._ports.tracer.emit(
                 "retire.done",
                 episodes=keys(episodes),
@@ -189,13 +190,15 @@ class ControlPlane:
     async def forget(self, request: ForgetRequest, ended: Ended | None = None) -> ForgetReply:
         """Drop the marks and everything else kept per rollout (INV-37, INV-39); late copies of `ended` are refused."""
         rollout_ids = rollouts_of(request)
-        async with self._serialized(anyio.current_time() + self._budget(request), "forget"):
+        until = anyio.current_time() + self._budget(request)
+        async with self._serialized(until, "forget"):
             refusal = phases.refuse_forget(self._state)
             if refusal is not None:
                 raise refusal
             marks = self._admission.book.marks.highest()
             retired = [EpisodeId(name, marks[name]) for name in rollout_ids if name in marks]
-            await self._durably(self._participant.release_forgotten(rollout_ids, retired))
+            with within(until, "forget"):
+                await self._durably(self._participant.release_forgotten(rollout_ids, retired))
             self._admission.book.marks.forget(rollout_ids)
             self._participant.forget(rollout_ids)
             if ended is not None:
@@ -210,13 +213,15 @@ class ControlPlane:
 
         Raises:
             InvalidPhase: one is.
-            DeadlineExceeded: another control call was still running.
+            DeadlineExceeded: another control call was still running, or the body.
         """
-        async with self._serialized(anyio.current_time() + self._budget(request), doing):
+        until = anyio.current_time() + self._budget(request)
+        async with self._serialized(until, doing):
             refusal = phases.refuse_forget(self._state)
             if refusal is not None:
                 raise refusal
-            yield
+            with within(until, doing):
+                yield
 
     # Carrying out.
 
@@ -302,7 +307,7 @@ class ControlPlane:
                 self._abort.abort()
             case Action.IMPORT:
                 self._restored, self._importing = Outcome(), anyio.CancelScope()
-                self._installing = _targets(self._target())
+                self._installing = self._target().installs
                 self._tasks.start_soon(self._import, self._opened(), self._target(), self._restored, self._importing)
             case Action.DISCARD:
                 self._importing.cancel()
@@ -361,8 +366,8 @@ class ControlPlane:
             except Exception as error:  # as for an export
                 if self._participant.broken(error):
                     raise
-                self._discard(_targets(target))
-                await self._release(_targets(target))
+                self._discard(target.installs)
+                await self._release(target.installs)
                 self._apply(phases.ImportFailed(checkpoint_id))
                 outcome.fail(not_restored(self._participant, error))
                 return
@@ -392,8 +397,3 @@ class ControlPlane:
         named = sorted(self._participant.restarts() & {episode.key for episode in scope})
         if named:
             raise RestartInScope(f"{named[0]} was reported as a restart; leave it out of the scope")
-
-
-def _targets(target: Target) -> tuple[EpisodeId, ...]:
-    """The attempts that a restore of this scope installs."""
-    return tuple(episode.next() for episode in target.scope)

@@ -88,7 +88,7 @@ class Participant(ABC):
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         """Records of the episodes in scope, as they stand at their boundaries. Runs while nothing works.
 
-        `stop`: the controller will not resume; compute held outside the process may be freed once this is durable.
+        `stop`: the controller will not resume; `committed` says when what is held outside the process may be freed.
         """
 
     @abstractmethod
@@ -110,8 +110,9 @@ class Participant(ABC):
         """
         await self.install(records)
 
-    async def committed(self, scope: frozenset[EpisodeId]) -> None:
-        """A checkpoint of this scope is durable here."""
+    async def committed(self, scope: frozenset[EpisodeId], stop: bool) -> None:
+        """A checkpoint of this scope is durable here. `stop`: nobody will resume, and what the exported state holds
+        outside the process may be freed."""
 
     @abstractmethod
     def free(self, episodes: Iterable[EpisodeId]) -> None:

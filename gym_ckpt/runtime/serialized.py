@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import anyio
 
 from gym_ckpt.errors import DeadlineExceeded
@@ -32,3 +35,16 @@ def refuse_late(until: float, operation: str) -> None:
     """Raises `DeadlineExceeded` when nothing can be done in time: not even the lease would outlive the reply."""
     if until <= anyio.current_time():
         raise DeadlineExceeded(f"{operation}: the deadline had passed when the call arrived")
+
+
+@contextmanager
+def within(until: float, doing: str) -> Iterator[None]:
+    """What may be repeated is cut off at its deadline: it must not keep a checkpoint waiting behind it.
+
+    Raises:
+        DeadlineExceeded: it was cut off.
+    """
+    with anyio.CancelScope(deadline=until) as limit:
+        yield
+    if limit.cancelled_caught:
+        raise DeadlineExceeded(f"{doing}: it could not be made durable in time: repeat")

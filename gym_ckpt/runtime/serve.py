@@ -120,7 +120,7 @@ def _participant(settings: GymSettings, name: str, ports: Ports, tasks: anyio.ab
                 max_tokens=server.max_tokens,
             )
         case ResourcesSettings() as server:
-            return ResourcesParticipant(name, ports, by_name(server.gym))
+            return ResourcesParticipant(name, ports, tasks, by_name(server.gym))
         case ModelSettings() as server:
             model = ModelParticipant(name, ports, settings.worker_urls(server))
             model.gated = settings.checkpoint is not None

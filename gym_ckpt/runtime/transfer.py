@@ -51,7 +51,7 @@ async def export_scope(participant: Participant, checkpoint_id: str, target: Tar
     manifest = await ports.disk.run(
         write_records(target.directory, head, lambda: _lines(records), abort, ports.entropy.token())
     )
-    await participant.committed(frozenset(target.scope))
+    await participant.committed(frozenset(target.scope), target.stop)
     staged = participant.staged(records)
     return CommitReply(
         phase=Phase.COMMITTED,

@@ -1,10 +1,13 @@
-"""Gyms whose authors assert what they believe of a session, in each of the hooks, and are wrong about some."""
+"""Gyms of authors: some assert what they believe of a session in a hook and are wrong, one counts its frees."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gym_ckpt.gyms import InventoryGym
+
+CLOSED: list[Any] = []
+"""States that `Frees` was told to free."""
 
 
 def _believed(state: Any) -> None:
@@ -26,3 +29,8 @@ class Restores(InventoryGym):
     async def restore_session_state(self, exported: Any) -> Any:
         _believed(exported)
         return await super().restore_session_state(exported)
+
+
+class Frees(InventoryGym):
+    async def close(self, state: Any) -> None:
+        CLOSED.append(state)

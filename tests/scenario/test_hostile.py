@@ -11,8 +11,9 @@ import pytest
 from gym_ckpt.core.agent_session import ToolCall
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import _refusal
-from gym_ckpt.ports import Reply
-from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.participants.resources import COOKIE
+from gym_ckpt.ports import Ports, Reply
+from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, answer, episode_context, tagged
 from gym_ckpt.settings import ResourcesSettings
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
@@ -20,6 +21,7 @@ from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.cluster import TOKEN, Cluster, Options, until
 from sim.workload import workload
 from sim.world import World
+from tests.scenario.asserting_gym import CLOSED
 
 R = EpisodeId("r")
 FAR = 4_000_000_000.0
@@ -146,6 +148,74 @@ def test_an_assert_in_an_authors_hook_fails_what_was_being_done_and_kills_nobody
         assert (reply.status == 200) is (operation == "commit"), "a failed restore has retired what it was to install"
 
     ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}")
+
+
+@pytest.mark.parametrize("end", ["close", "retire", "forget", "stop", "discard"])
+def test_what_a_session_holds_outside_is_freed_once_however_it_ends(end: str) -> None:
+    """Or every preemption would leave a sandbox for each session."""
+    where = {"checkpoint_dir": "/run/a", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
+
+    async def story(ask: Ask, world: World) -> None:
+        opened = await ask("inventory", tagged("", R, "/seed_session"), json.dumps({"task": {}}))
+        for _ in range(2):
+            match end:
+                case "close":
+                    cookie = ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
+                    url = f"http://inventory:80{tagged('', R, '/close_session')}"
+                    await world.client().request("POST", url, headers=(cookie,), body=b"{}")
+                case "retire":
+                    body = json.dumps({"episode_ids": where["episode_ids"], "deadline_ts": FAR, "budget_s": 5.0})
+                    await ask("inventory", CONTROL_PREFIX + "retire", body)
+                case "forget":
+                    body = json.dumps({"rollout_ids": ["r"], "deadline_ts": FAR, "budget_s": 5.0})
+                    await ask("inventory", CONTROL_PREFIX + "forget", body)
+                case _:
+                    await ask("inventory", CONTROL_PREFIX + "prepare", _body("c"))
+                    await ask("inventory", CONTROL_PREFIX + "commit", _body("c", **where, stop=end == "stop"))
+        if end == "discard":
+            await until(world, lambda: False, 0.5)
+            assert CLOSED == [], "a checkpoint that the run goes on from frees nothing"
+            world.nodes["inventory"].crash()
+            world.nodes["inventory"].start()
+            await until(world, lambda: False, 0.5)
+            await ask("inventory", CONTROL_PREFIX + "restore", _body("again", **where))
+            await ask("inventory", CONTROL_PREFIX + "resume", _body("again"))
+            await until(world, lambda: False, 0.5)
+            assert CLOSED == [], "what was restored goes on"
+            body = json.dumps({"episode_ids": [{"rollout_id": "r", "attempt": 1}], "deadline_ts": FAR, "budget_s": 5.0})
+            await ask("inventory", CONTROL_PREFIX + "retire", body)
+        await until(world, lambda: False, 0.5)
+        assert len(CLOSED) == 1
+
+    CLOSED.clear()
+    ask_servers(story, gym="tests.scenario.asserting_gym:Frees")
+
+
+class Says:
+    """Another author's resources server, which sets this cookie."""
+
+    def __init__(self, cookie: str) -> None:
+        self._cookie = cookie
+
+    async def __call__(self, ports: Ports) -> None:
+        async def seed(_: Request) -> Answer:
+            return answer({}, headers=[("set-cookie", f"{COOKIE}={self._cookie}")])
+
+        app = Router((Route("POST", "/seed_session", seed),))
+        await ports.server.serve(episode_context(app), "http://inventory:80", ready=lambda: None)
+
+
+@pytest.mark.parametrize("cookie", ["\xe9t\xe9", "a\x01b", "a b", ""])
+def test_a_cookie_that_cannot_be_sent_fails_its_episode_and_not_the_environment(cookie: str) -> None:
+    async def story(ask: Ask, world: World) -> None:
+        world.nodes["inventory"].crash()
+        world.nodes["inventory"].main = Says(cookie)
+        world.nodes["inventory"].start()
+        await until(world, lambda: False, 0.5)
+        reply = await ask("environment", tagged("", R, "/run"), b'{"episode_id":{"rollout_id":"r"},"task":{}}')
+        assert json.loads(reply.body)["status"] == "failed" and b"cookie" in reply.body
+
+    ask_servers(story)
 
 
 def test_an_attempt_that_no_ledger_could_retire_is_refused_and_kills_nobody() -> None:

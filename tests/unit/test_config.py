@@ -79,7 +79,7 @@ def test_a_whole_gym_is_typed() -> None:
         ("servers.agent.model", "tools", "'tools' is of kind resources, and this must be of kind model"),
         ("servers.policy.workers", [], "servers.policy.workers: expected a list of length >= 1"),
         ("servers.policy.workers", ["worker", "worker"], "servers.policy.workers: names a worker twice"),
-        ("servers.policy.workers", ["http://x"], "servers.policy.workers[0]: must be http://host:port"),
+        ("servers.policy.workers", ["ftp://x"], "servers.policy.workers[0]: must be http://host:port"),
         ("servers.policy.workers", [4], "servers.policy.workers[0]: expected text, got a whole number"),
         ("servers.tools.gym", "invntory", "servers.tools.gym: there is no gym 'invntory'; did you mean 'inventory'?"),
         ("servers.tools.url", "http://127.0.0.1:9002", "is the url of servers.agent already"),
@@ -95,6 +95,22 @@ def test_a_whole_gym_is_typed() -> None:
         ("control_token", ..., "control_token: is missing, and [checkpoint] needs it"),
         ("control_token", "", "control_token: is missing, and [checkpoint] needs it"),
         ("control_token_env", "X", "control_token_env: stands beside control_token"),
+        ("control_token", "caf\xe9", "control_token: must be printable ASCII"),
+        ("control_token", "a\nb", "control_token: must be printable ASCII"),
+        ("control_token", " ", "control_token: must be printable ASCII"),
+        ("checkpoint.grace_s", 1e12, "checkpoint.grace_s: expected"),
+        ("servers.policy.workers", ["http://127.0.0.1:9004"], "is the url of servers.policy, which is no inference"),
+        (
+            "servers.policy.workers",
+            ["https://h/base/v1"],
+            "workers[0]: must be http://host:port, or https",
+        ),
+        ("servers.environment.verifier", "tools", "the gym inventory of 'tools' verifies sessions"),
+        (
+            "servers.Agent",
+            {"kind": "inference", "url": "http://h:1"},
+            "servers.Agent: differs from servers.agent",
+        ),
         ("servers", {}, "servers: is missing"),
     ],
 )
@@ -127,6 +143,12 @@ def test_files_of_a_collection_that_cannot_be_what_they_are_to_be(
         load(changed("collect", given | keys))
     assert words.format(folder=tmp_path) in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("url", ["http://h", "https://api.example.org", "https://h:8443/models/large"])
+def test_any_back_end_can_be_a_worker(url: str) -> None:
+    policy = load(changed("servers.policy.workers", [url])).settings.servers["policy"]
+    assert isinstance(policy, ModelSettings) and policy.workers == (url,)
 
 
 def test_a_process_that_could_not_hold_its_calls_is_not_started() -> None:

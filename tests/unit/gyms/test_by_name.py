@@ -8,6 +8,10 @@ from gym_ckpt.errors import ConfigError
 from gym_ckpt.gyms import SHIPPED, AnswerGym, InventoryGym, by_name
 
 
+class Verifies(AnswerGym):
+    tools = ({"type": "function", "function": {"name": "verify"}},)
+
+
 def test_shipped_names() -> None:
     assert {name: type(by_name(name)) for name in SHIPPED} == {"answer": AnswerGym, "inventory": InventoryGym}
     assert by_name("inventory") is not by_name("inventory")
@@ -29,6 +33,7 @@ def test_anybody_elses_class() -> None:
         ("gym_ckpt.gyms:SHIPPED", "not a subclass"),
         ("gym_ckpt.gyms:ToolError", "not a subclass"),
         ("gym_ckpt.gyms:Gym", "does not define seed, verify"),
+        (f"{__name__}:Verifies", "its tool verify would be called by the name of a route"),
     ],
 )
 def test_what_is_refused(name: str, why: str) -> None:
