@@ -259,7 +259,7 @@ class _Run:
         elif why is not None:
             outcome = unwritten(counts, self._in_force, self._settings.output, why)
         elif shared.collection.done or checkpointer is None:
-            outcome = complete(counts, failures_path(self._settings.output))
+            outcome = complete(counts, failures_path(self._settings.output), resumable=checkpointer is not None)
         else:
             outcome = stopped(counts, checkpointer.previous, checkpointer.failure, checkpointer.nothing_to_save)
         return await self._summarized(outcome)

@@ -89,10 +89,11 @@ def unwritten(counts: Counts, checkpoint_id: str | None, output: str, why: str) 
     return Outcome(1, f"some finished rows are not in {output} ({why}), and run again: {rows}, {kept}; {RESUME}")
 
 
-def complete(counts: Counts, failures: str) -> Outcome:
-    """Every row ended."""
+def complete(counts: Counts, failures: str, *, resumable: bool) -> Outcome:
+    """Every row ended. `resumable`: the run has a checkpoint_dir."""
     if counts.failed:
-        return Outcome(1, f"{_finished(counts)}, {counts.failed} failed: see {failures}")
+        again = "; to try them anew, remove that file and run this again with --resume" if resumable else ""
+        return Outcome(1, f"{_finished(counts)}, {counts.failed} failed: see {failures}{again}")
     return Outcome(0, f"all {counted(counts.rows, 'row')} finished")
 
 

@@ -303,6 +303,20 @@ async def test_two_rows_of_one_rollout_are_refused_and_two_copies_of_a_failure_a
         await bench.run(gym_of(), resume_from_cache=True)
 
 
+async def test_rows_that_were_given_up_are_tried_anew_as_the_last_line_says(bench: Bench) -> None:
+    gym = gym_of()
+    gym.failing = {"row-2": ["fail"]}
+    outcome = await bench.run(gym, max_attempts=1)
+    failures = bench.folder / "out_failures.jsonl"
+    assert outcome.exit_code == 1 and f"see {failures}; to try them anew, remove that file and" in outcome.message
+    assert (await bench.run(gym_of(), resume_from_cache=True)).exit_code == 1, "given up is given up"
+    failures.unlink()
+    gym = gym_of()
+    assert (await bench.run(gym, resume_from_cache=True)).exit_code == 0
+    bench.check_whole()
+    assert gym.runs == [EpisodeId("row-2", 1)], "one attempt later: it may run somewhere still"
+
+
 async def test_a_row_of_nobody_is_refused(bench: Bench) -> None:
     """It would be counted and averaged with the others, and whoever put it there knows why."""
     await bench.run(gym_of())
