@@ -18,7 +18,7 @@ from gym_ckpt.adapters import posix, system
 
 CALLS = frozenset({
     "mkdir", "create", "append", "read_chunks", "rename", "link", "unlink", "rmdir", "listdir", "fsync_dir", "size",
-    "try_lock", "write", "fsync", "truncate",
+    "exists", "is_dir", "try_lock", "write", "fsync", "truncate",
 })  # fmt: skip
 
 
@@ -70,6 +70,8 @@ class Struck:
         result = call(*arguments) if struck is None or struck["after"] else None
         if struck is not None:
             number = getattr(errno, struck["errno"])
+            if number == errno.ENOENT and name in ("exists", "is_dir"):  # the question's own way to hear it
+                return False
             raise OSError(number, f"struck with {struck['errno']} in {name}", path)
         return Struck(result, self._strike, path) if name in ("create", "append") else result
 

@@ -18,7 +18,7 @@ from gym_ckpt.cli.demo_figures import Compared, compare, read_saved
 from gym_ckpt.cli.demo_gym import COLLECTOR
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES", "ESTALE", "EINTR")
+ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES", "ESTALE", "EINTR", "ENOENT")
 PUBLISHING = {"mkdir", "create", "write", "fsync", "rename", "read_chunks", "listdir", "fsync_dir", "unlink", "rmdir"}
 RECORDING = {"mkdir", "create", "write", "fsync", "rename", "fsync_dir"}
 SHORT = "checkpoint_timeout_s = 20\n"

@@ -316,17 +316,17 @@ class _View:
         return sorted(self._disk._directory(path).live)
 
     def is_dir(self, path: str) -> bool:
-        self.begin("is_dir", path)
-        return isinstance(self._peek(path), Directory)
+        return isinstance(self._stat("is_dir", path), Directory)
 
     def exists(self, path: str) -> bool:
-        self.begin("exists", path)
-        return self._peek(path) is not None
+        return self._stat("exists", path) is not None
 
-    def _peek(self, path: str) -> Node | None:
+    def _stat(self, op: str, path: str) -> Node | None:
+        """What is there; nothing, too, where a fault says that nothing is."""
         try:
+            self.begin(op, path)
             return self._disk._lookup(path)
-        except NotADirectoryError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def fsync_dir(self, path: str) -> None:

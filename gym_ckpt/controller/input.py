@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gym_ckpt.errors import ConfigError, InvalidRolloutId, NotLossless
 from gym_ckpt.limits import LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES, TASK_DEPTH_MAX, TASK_MAX_BYTES
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import reason
+from gym_ckpt.storage.files import chunks_of, reason
 from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.types import check_rollout_id
 from gym_ckpt.wire import json
@@ -54,7 +54,7 @@ def _read(fs: FileSystem, path: str, repeats: int) -> Input:
     tasks: dict[str, bytes] = {}
     first_at: dict[str, int] = {}
     digest = hashlib.sha256()
-    for number, (line, _) in enumerate(split_lines(fs.read_chunks(path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES), 1):
+    for number, (line, _) in enumerate(split_lines(chunks_of(fs, path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES), 1):
         if not line.strip():
             continue
         row_id, task = _row(line, f"{path}:{number}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from gym_ckpt.limits import LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage.files import chunks_of, there
 from gym_ckpt.storage.lines import split_lines
 from gym_ckpt.wire import json
 
@@ -44,8 +45,8 @@ def figures_of(path: str) -> Job[RowFigures]:
         yield "summary.read"
         values: dict[str, list[float]] = {}
         rows = 0
-        if fs.exists(path):
-            for line, whole in split_lines(fs.read_chunks(path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES):
+        if there(fs, path):
+            for line, whole in split_lines(chunks_of(fs, path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES):
                 if whole and line.strip():
                     rows += 1
                     _add(json.loads(line), values)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.limits import LOG_LINE_MAX_BYTES, LOG_UNSYNCED_MAX_BYTES, READ_CHUNK_BYTES
 from gym_ckpt.ports import File, FileSystem, Job
-from gym_ckpt.storage.files import Steps, discard, make_dirs, write_new
+from gym_ckpt.storage.files import Steps, chunks_of, discard, make_dirs, there, write_new
 from gym_ckpt.storage.layout import parent_of, temporary
 from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.storage.manifest import damaged
@@ -51,7 +51,7 @@ def open_log(path: str, pick: Pick[T]) -> Job[Opened[T]]:
         yield from make_dirs(fs, parent_of(path), path)
         yield "log.read"
         scan = _Scan(path)
-        picked = tuple(scan.rows(fs, pick)) if fs.exists(path) else ()
+        picked = tuple(scan.rows(fs, pick)) if there(fs, path) else ()
         yield "log.open"
         file = fs.append(path)
         try:
@@ -82,7 +82,7 @@ def read_lines(path: str, pick: Pick[T]) -> Job[tuple[T, ...]]:
 
     def job(fs: FileSystem) -> Generator[str, None, tuple[T, ...]]:
         yield "log.read"
-        return tuple(_Scan(path).rows(fs, pick)) if fs.exists(path) else ()
+        return tuple(_Scan(path).rows(fs, pick)) if there(fs, path) else ()
 
     return job
 
@@ -196,7 +196,7 @@ class _Scan:
         torn = False
         number = 0
         try:
-            for line, whole in split_lines(fs.read_chunks(self._path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES):
+            for line, whole in split_lines(chunks_of(fs, self._path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES):
                 number += 1
                 self._size += len(line) + whole
                 # Rows after a hole were never synced either: keeping them would make a log with rows missing inside.

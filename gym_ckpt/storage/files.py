@@ -8,7 +8,7 @@ a leftover has the name of its attempt and is in nobody's way.
 from __future__ import annotations
 
 import errno
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 from gym_ckpt.ports import FileSystem
@@ -86,12 +86,19 @@ def replace(fs: FileSystem, path: str, data: bytes, attempt_token: str) -> Steps
 
 
 def read_bounded(fs: FileSystem, path: str, limit: int) -> bytes:
-    """The whole of a small file.
+    """The whole of a small file; that it is missing is asked for twice, like `there`.
 
     Raises:
         TooLong: over `limit` bytes.
         OSError: as the file system says.
     """
+    try:
+        return _whole(fs, path, limit)
+    except FileNotFoundError:
+        return _whole(fs, path, limit)
+
+
+def _whole(fs: FileSystem, path: str, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     for chunk in fs.read_chunks(path, min(limit + 1, 1024 * 1024)):
@@ -100,6 +107,30 @@ def read_bounded(fs: FileSystem, path: str, limit: int) -> bytes:
         if size > limit:
             raise TooLong(errno.EFBIG, f"longer than {limit} bytes", path)
     return b"".join(parts)
+
+
+def there(fs: FileSystem, path: str) -> bool:
+    """Whether there is anything of this name. A network file system may say ENOENT once of what is there, and what is
+    believed gone is forgotten, overwritten or pruned: so a no is asked for twice."""
+    return fs.exists(path) or fs.exists(path)
+
+
+def listed(fs: FileSystem, path: str) -> list[str]:
+    """Names in a directory, none where there is no directory; that is asked for twice, like `there`."""
+    for _ in range(2):
+        try:
+            return fs.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return []
+
+
+def chunks_of(fs: FileSystem, path: str, chunk_bytes: int) -> Iterator[bytes]:
+    """Contents of a file; that it is missing is asked for twice, like `there`."""
+    try:
+        return fs.read_chunks(path, chunk_bytes)
+    except FileNotFoundError:
+        return fs.read_chunks(path, chunk_bytes)
 
 
 def discard(fs: FileSystem, path: str) -> None:

@@ -14,7 +14,7 @@ from gym_ckpt.errors import ConfigError, InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import NO_LINKS, Steps, discard, read_bounded, reason
+from gym_ckpt.storage.files import NO_LINKS, Steps, discard, read_bounded, reason, there
 from gym_ckpt.types import Kind, check_checkpoint_id
 from gym_ckpt.wire import json
 
@@ -121,7 +121,7 @@ def create_once(fs: FileSystem, source: str, target: str) -> Steps[None]:
         raise BlockingIOError(errno.EAGAIN, "another attempt is creating this manifest", target)
     try:
         yield "manifest.look"
-        if fs.exists(target):
+        if there(fs, target):
             raise FileExistsError(errno.EEXIST, "the manifest is there already", target)
         yield "manifest.rename"
         fs.rename(source, target)

@@ -16,7 +16,7 @@ from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import Disk, FileSystem, Job, Lock
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace
+from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace, there
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file
 from gym_ckpt.wire import json
 
@@ -86,7 +86,7 @@ class OwnedDisk:
             for path, lock in self._locks.items():
                 if lock.stands():
                     continue
-                again = None if fs.exists(path) else fs.try_lock(path, self._note)
+                again = None if there(fs, path) else fs.try_lock(path, self._note)
                 if again is None:
                     raise ConfigError(
                         f"{path} was removed, and another collector ({_note(fs, path)}) has the run since"
@@ -185,9 +185,9 @@ def look(run_dir: str, run: RunName) -> Job[Found]:
         yield "claim.read"
         new = _is_new(fs, run_dir, run)
         log = layout.dispatched(run_dir)
-        begun = not new and fs.exists(log) and fs.size(log) > 0
+        begun = not new and there(fs, log) and fs.size(log) > 0
         traces = (layout.latest(run_dir), layout.checkpoints_dir(run_dir))
-        return Found(new, begun and not any(fs.exists(path) for path in traces))
+        return Found(new, begun and not any(there(fs, path) for path in traces))
 
     return job
 
@@ -232,7 +232,7 @@ def _is_nobodys(fs: FileSystem, run_dir: str, run: RunName, why: str) -> bool:
     """Whether a directory whose `run.json` cannot be used is new. Nothing else is made before that file, and every
     checkpoint says whose it is: if all are this run's, so is the directory."""
     left = (layout.latest(run_dir), layout.checkpoints_dir(run_dir), layout.dispatched(run_dir))
-    if why == MISSING and not any(fs.exists(path) for path in left):
+    if why == MISSING and not any(there(fs, path) for path in left):
         return True
     owners = set()
     for checkpoint_id in checkpoint_names(fs, run_dir):

@@ -9,7 +9,7 @@ well be JSON that says something else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +18,7 @@ from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import COLLECTION_MAX_BYTES, MANIFEST_MAX_BYTES
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import read_bounded, reason
+from gym_ckpt.storage.files import listed, read_bounded, reason, there
 from gym_ckpt.storage.manifest import MEND, SCHEMA_VERSION, damaged
 from gym_ckpt.types import check_checkpoint_id
 from gym_ckpt.wire import json
@@ -132,9 +132,12 @@ def rebuilt(fs: FileSystem, run_dir: str) -> Pointer | None:
 def checkpoint_names(fs: FileSystem, run_dir: str) -> list[str]:
     """Checkpoint ids that have a directory, sorted; anything else that stands there is not ours to judge."""
     parent = layout.checkpoints_dir(run_dir)
-    if not fs.is_dir(parent):
-        return []
-    return [name for name in fs.listdir(parent) if _is_id(name) and fs.is_dir(layout.join(parent, name))]
+    return [name for name in listed(fs, parent) if _is_id(name) and fs.is_dir(layout.join(parent, name))]
+
+
+def still_there(fs: FileSystem, run_dir: str, names: Sequence[str]) -> list[str]:
+    """Those of these checkpoints that have a collection; what is left out here is pruned."""
+    return [name for name in names if there(fs, layout.collection(layout.checkpoint_dir(run_dir, name)))]
 
 
 def _is_id(name: str) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import Steps, reason
-from gym_ckpt.storage.pointer import checkpoint_names, read_pointer, rebuilt
+from gym_ckpt.storage.files import Steps, listed, reason, there
+from gym_ckpt.storage.pointer import checkpoint_names, read_pointer, rebuilt, still_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,8 @@ def prune(run_dir: str, keep: int, protect: Collection[str] = ()) -> Job[Pruned]
             pointer = read_pointer(fs, run_dir)
         except InvalidCheckpointState as error:
             return Pruned((), (error.detail,), again=isinstance(error.__cause__, OSError))
-        present = [
-            name
-            for name in (pointer.published if pointer else ())
-            if fs.exists(layout.collection(layout.checkpoint_dir(run_dir, name)))
-        ]
-        kept = set(present[:keep])
+        published = pointer.published if pointer else []
+        kept = {*published[:1], *still_there(fs, run_dir, published)[:keep]}
         removed = []
         for name in checkpoint_names(fs, run_dir):
             directory = layout.checkpoint_dir(run_dir, name)
@@ -73,7 +69,7 @@ def forget_all(run_dir: str) -> Job[Pruned]:
 
     def job(fs: FileSystem) -> Generator[str, None, Pruned]:
         sweep = _Sweep(fs)
-        if fs.exists(layout.latest(run_dir)):
+        if there(fs, layout.latest(run_dir)):
             yield "prune.unlink_pointer"
             fs.unlink(layout.latest(run_dir))
             yield "prune.sync_pointer"
@@ -123,7 +119,7 @@ class _Sweep:
         yield from self.files(directory, layout.is_temporary)
         yield from self._rmdir(directory)
         yield from self._try(layout.parent_of(directory), "prune.sync", self._fs.fsync_dir)
-        return not self._fs.exists(directory)
+        return not there(self._fs, directory)
 
     def participants(self, directory: str, which: Callable[[str], bool], *, sync: bool = False) -> Steps[None]:
         gym = layout.join(directory, layout.GYM)
@@ -154,9 +150,7 @@ class _Sweep:
 
     def _names(self, path: str) -> list[str]:
         try:
-            return self._fs.listdir(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+            return listed(self._fs, path)
         except OSError as error:
             self.failed.append(f"{path}: {reason(error)}")
             return []

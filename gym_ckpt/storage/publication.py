@@ -15,7 +15,7 @@ from gym_ckpt.errors import CheckpointConflict, InvalidCheckpointState
 from gym_ckpt.limits import PUBLISHED_LISTED_MAX
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest
-from gym_ckpt.storage.files import Steps, make_dirs, replace
+from gym_ckpt.storage.files import Steps, listed, make_dirs, replace, there
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, damaged
 from gym_ckpt.storage.pointer import (
     DIGEST,
@@ -26,6 +26,7 @@ from gym_ckpt.storage.pointer import (
     read_or_rebuilt,
     read_pointer,
     rebuilt,
+    still_there,
 )
 from gym_ckpt.wire import json
 
@@ -66,12 +67,11 @@ def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attemp
             yield from _sync_participants(fs, directory, checkpoint_id)
             yield from replace(fs, layout.collection(directory), data, attempt_token)
         kept = [name for name in (pointer.published if pointer else []) if name != checkpoint_id]
-        present = [name for name in kept if fs.exists(layout.collection(layout.checkpoint_dir(run_dir, name)))]
         latest = Pointer(
             schema_version=SCHEMA_VERSION,
             checkpoint_id=checkpoint_id,
             sequence=sequence,
-            published=[checkpoint_id, *present][:PUBLISHED_LISTED_MAX],
+            published=[checkpoint_id, *still_there(fs, run_dir, kept)][:PUBLISHED_LISTED_MAX],
         )
         yield from replace(fs, layout.latest(run_dir), latest.encode(), attempt_token)
         return sequence
@@ -112,9 +112,10 @@ def _check_same(fs: FileSystem, run_dir: str, checkpoint_id: str, collection: di
 def _sync_participants(fs: FileSystem, directory: str, checkpoint_id: str) -> Steps[None]:
     """Every participant's directory here has its manifest, and all names down to the files are durable."""
     gym = layout.join(directory, layout.GYM)
-    if not fs.is_dir(gym):
+    kinds = listed(fs, gym)
+    if not kinds:
         return
-    for kind in fs.listdir(gym):
+    for kind in kinds:
         for instance in fs.listdir(layout.join(gym, kind)):
             participant = layout.join(gym, kind, instance)
             found = manifest.read(fs, participant)
@@ -141,7 +142,7 @@ def published(run_dir: str) -> Job[Published]:
         yield "publish.read"
         pointer, damage = read_or_rebuilt(fs, run_dir)
         names = pointer.published if pointer else []
-        before = [name for name in names[1:] if fs.is_dir(layout.checkpoint_dir(run_dir, name))]
+        before = [name for name in names[1:] if there(fs, layout.checkpoint_dir(run_dir, name))]
         return Published((*names[:1], *before), damage)
 
     return job

@@ -19,7 +19,7 @@ from gym_ckpt.limits import READ_CHUNK_BYTES, RECORD_MAX_BYTES
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest
 from gym_ckpt.storage.abort import AbortFlag, WriteAborted
-from gym_ckpt.storage.files import Steps, discard, make_dirs, reason, write_new
+from gym_ckpt.storage.files import Steps, chunks_of, discard, listed, make_dirs, reason, write_new
 from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.storage.manifest import MEND, Manifest, ManifestHead, damaged
 from gym_ckpt.types import Kind
@@ -229,7 +229,7 @@ def verified_records(fs: FileSystem, directory: str, named: Manifest) -> Iterato
     digest, count = hashlib.sha256(), 0
 
     def hashed() -> Iterator[bytes]:
-        for chunk in fs.read_chunks(path, READ_CHUNK_BYTES):
+        for chunk in chunks_of(fs, path, READ_CHUNK_BYTES):
             digest.update(chunk)
             yield chunk
 
@@ -272,6 +272,6 @@ def instances_of(checkpoint_dir: str, kind: Kind) -> Job[list[str]]:
     def job(fs: FileSystem) -> Steps[list[str]]:
         yield "records.list"
         directory = layout.join(checkpoint_dir, layout.GYM, kind)
-        return fs.listdir(directory) if fs.is_dir(directory) else []
+        return listed(fs, directory)
 
     return job

@@ -19,7 +19,7 @@ from typing import Final
 from gym_ckpt.errors import InvalidRequest
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import NO_LINKS, Steps
+from gym_ckpt.storage.files import NO_LINKS, Steps, there
 from gym_ckpt.storage.ledger.locking import Busy, each_locked, in_order, locked
 from gym_ckpt.storage.ledger.names import LEDGER, Ending, mould_path, path_of
 from gym_ckpt.types import EpisodeId
@@ -60,7 +60,7 @@ def start(directory: str, episode: EpisodeId, marked: Callable[[], bool] = lambd
 
     def body(fs: FileSystem) -> Steps[Start]:
         yield "ledger.start"
-        if marked() or fs.exists(path_of(directory, episode, Ending.FENCE)):
+        if marked() or there(fs, path_of(directory, episode, Ending.FENCE)):
             return Start.RETIRED
         try:
             fs.create(path_of(directory, episode, Ending.STARTED)).close()
@@ -85,7 +85,7 @@ def discard_unstarted(directory: str, episodes: Iterable[EpisodeId]) -> Job[Disc
             for episode in sharing:
                 try:
                     yield "ledger.discard"
-                    if fs.exists(path_of(directory, episode, Ending.STARTED)):
+                    if there(fs, path_of(directory, episode, Ending.STARTED)):
                         made.started.append(episode)
                         continue
                     for ending in LEDGER:

@@ -21,7 +21,7 @@ from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, parse_row, written_
 from gym_ckpt.errors import InvalidCheckpointState, NotLossless
 from gym_ckpt.limits import LEDGER_LINE_MAX_BYTES, POISON_DETAIL_MAX_CHARS, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.files import Steps, there
 from gym_ckpt.storage.ledger.locking import Busy, locked
 from gym_ckpt.storage.ledger.names import Ending, path_of
 from gym_ckpt.storage.lines import LineTooLong, split_lines
@@ -159,7 +159,7 @@ def readable_lineage_of(fs: FileSystem, directory: str, episode: EpisodeId) -> L
 def _refused(fs: FileSystem, directory: str, episode: EpisodeId, marked: Callable[[], bool]) -> Appended | None:
     if marked():
         return Appended.MARKED
-    return Appended.FENCED if fs.exists(path_of(directory, episode, Ending.FENCE)) else None
+    return Appended.FENCED if there(fs, path_of(directory, episode, Ending.FENCE)) else None
 
 
 def _read_poison(fs: FileSystem, directory: str, episode: EpisodeId) -> tuple[Poison, ...]:

@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,19 @@ class StruckFiles(PosixFileSystem):
     def listdir(self, path: str) -> list[str]:
         names: list[str] = self.strikes.call(path, super().listdir, path)
         return names
+
+    def is_dir(self, path: str) -> bool:
+        return self._answered(super().is_dir, path)
+
+    def exists(self, path: str) -> bool:
+        return self._answered(super().exists, path)
+
+    def _answered(self, asked: Callable[[str], bool], path: str) -> bool:
+        try:
+            answer: bool = self.strikes.call(path, asked, path)
+        except FileNotFoundError:  # the question's own way to hear it
+            return False
+        return answer
 
     def fsync_dir(self, path: str) -> None:
         self.strikes.call(path, super().fsync_dir, path)

@@ -152,7 +152,7 @@ def test_without_file_syncs_the_crash_test_fails(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.ENOENT])
 @pytest.mark.parametrize("links", [True, False])
 def test_an_error_at_every_call_harms_neither_the_previous_checkpoint_nor_the_next(
     code: int, after: bool, links: bool
