@@ -214,6 +214,8 @@ class Exchange:
         self._server_slot.wake()
 
     def _disconnect(self) -> None:
+        if self.arrived and not self.disconnected and not self._complete and self.dst is not None:
+            self._wire.emit(self.dst.name, "net.gone", x=self.number)
         self.disconnected = True
         self._server_slot.wake()
         self._maybe_finished()

@@ -139,7 +139,7 @@ class AgentParticipant(Participant):
         body = await request.typed(OpenRequest)
         if not is_cookie_value(body.cookie) or not _is_origin(body.resources_url):
             raise InvalidRequest("cookie must be a cookie's value, and resources_url http://host:port")
-        async with self.admission.enter(episode, request.run) as work:
+        async with self.admission.enter(episode, request.run, request.disconnected) as work:
             await work.begin()
             if episode not in self._sessions:
                 opened = Opened(body.resources_url, body.cookie, body.tools)
@@ -149,7 +149,7 @@ class AgentParticipant(Participant):
     async def close_session(self, request: Request) -> Answer:
         """Close the episode's session; closed already, it stays closed. Work that goes on is stopped first."""
         episode = request.required_episode()
-        async with self.admission.enter(episode, request.run) as work:
+        async with self.admission.enter(episode, request.run, request.disconnected) as work:
             await work.begin()
             session = self._sessions.get(episode)
             if session is not None and session.run is not None:
@@ -161,7 +161,7 @@ class AgentParticipant(Participant):
     async def claim(self, request: Request) -> Answer:
         """A restored episode goes on without a model call: tell its model server that it does (INV-42)."""
         episode = request.required_episode()
-        async with self.admission.enter(episode, request.run) as work:
+        async with self.admission.enter(episode, request.run, request.disconnected) as work:
             await work.begin()
             await self._claim(episode, request.run)
         return answer({"claimed": True})

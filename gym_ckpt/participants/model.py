@@ -110,7 +110,7 @@ class ModelParticipant(Participant):
     async def claim(self, request: Request) -> Answer:
         """A restored attempt goes on, although it may never call: what is kept of it is somebody's (INV-42)."""
         episode = request.required_episode()
-        async with self.admission.enter(episode, request.run) as work:
+        async with self.admission.enter(episode, request.run, request.disconnected) as work:
             await work.begin()
             await self._start(episode)
         return answer({"claimed": True})
@@ -125,7 +125,7 @@ class ModelParticipant(Participant):
             return
         delivery: Delivery | None = None
         try:
-            async with self.admission.enter(episode, request.run) as work:
+            async with self.admission.enter(episode, request.run, request.disconnected) as work:
                 call_id = request.header(CALL_ID) or self.ports.entropy.token()
                 self.ports.tracer.emit("gate.admitted", episode=episode.key, call=call_id)
                 asked = asking(request.scope["path"], body) if self.book.captures else None

@@ -106,7 +106,7 @@ class ResourcesParticipant(Participant):
         """Open the episode's session; repeated, it answers with the one that is open."""
         episode = request.required_episode()
         body = await request.typed(SeedRequest)
-        async with self.admission.enter(episode, request.run) as work:
+        async with self.admission.enter(episode, request.run, request.disconnected) as work:
             await work.begin()
             session_id = self._of_episode.get(episode)
             if session_id is None:
@@ -133,7 +133,7 @@ class ResourcesParticipant(Participant):
         arguments = await request.json()
         if not isinstance(arguments, dict):
             raise InvalidRequest("a tool call's body is an object of arguments")
-        async with self.admission.enter(session.episode, request.run) as work:
+        async with self.admission.enter(session.episode, request.run, request.disconnected) as work:
             await work.begin()
             async with session.busy:
                 if key is not None and key == session.last_key and session.last_reply is not None:
@@ -175,7 +175,7 @@ class ResourcesParticipant(Participant):
         else:
             session = self._session(request)
             episode, state = session.episode, session.state
-        async with self.admission.enter(episode, request.run) as work:
+        async with self.admission.enter(episode, request.run, request.disconnected) as work:
             if self._gym.verify_mode is VerifyMode.WAIT:
                 await work.begin()
             result = await self._gym.verify(state, body.task, body.messages)
@@ -185,7 +185,7 @@ class ResourcesParticipant(Participant):
         """Close the cookie's session; a session that is closed already stays closed."""
         session = self._sessions.get(request.cookie(COOKIE) or "")
         if session is not None:
-            async with self.admission.enter(session.episode, request.run) as work:
+            async with self.admission.enter(session.episode, request.run, request.disconnected) as work:
                 await self._close(session, work)
         return answer({"closed": session is not None})
 

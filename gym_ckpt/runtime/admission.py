@@ -1,12 +1,13 @@
 """Carries out `gym_ckpt.core.admission` with anyio: waiting, waking, stopping.
 
 One event per pause wakes everything that it held; a retired piece of work is stopped through its cancel scope and
-leaves with `StaleAttempt`.
+leaves with `StaleAttempt`. A call that waits to be admitted leaves as soon as its caller has gone: admitted later, it
+would count as served work (INV-61), and a client that tries again and again would fill the books.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 
 import anyio
@@ -14,7 +15,10 @@ import anyio
 from gym_ckpt.core.admission import AdmissionBook, State, Ticket, over, stale
 from gym_ckpt.core.forgotten import Forgotten
 from gym_ckpt.ports import Tracer
+from gym_ckpt.runtime.asgi import ClientGone
 from gym_ckpt.types import EpisodeId
+
+Gone = Callable[[], Awaitable[None]]
 
 
 class Admission:
@@ -28,21 +32,27 @@ class Admission:
         self._opened.set()
         self._changed: anyio.Event | None = None
         self._scopes: dict[int, anyio.CancelScope] = {}
+        self._waits: dict[int, anyio.CancelScope] = {}
+        """Of those who wait to be admitted, or for their callers to go."""
         self.on_forgotten: Callable[[str], None] | None = None
         """Called with a rollout that was forgotten while work of it went on, once the last of that has left."""
         self.on_change: Callable[[bool], None] | None = None
         """Called with whether admission is closed now, each time that changes."""
 
-    def enter(self, episode: EpisodeId, run: str | None = None) -> Entering:
+    def enter(self, episode: EpisodeId, run: str | None = None, gone: Gone = anyio.sleep_forever) -> Entering:
         """One piece of work of `episode`: waits while admission is closed, then runs the body parked.
 
-        `run`: whose the call says that it is (`Request.run`).
+        Args:
+            run: whose the call says that it is (`Request.run`).
+            gone: returns once the caller has gone (`Request.disconnected`); cancelled when the wait is over. Work that
+                is nobody's call has none.
 
         Raises:
             StaleAttempt: the attempt is retired already, or is retired while the body runs; or the call is a copy that
                 has come after its rollout was forgotten.
+            ClientGone: the caller went while the call waited.
         """
-        return Entering(self, episode, run)
+        return Entering(self, episode, run, gone)
 
     def close(self) -> None:
         """Close; work that is past a boundary goes on to its next one."""
@@ -58,6 +68,8 @@ class Admission:
             self._changed_to(closed=False)
             for ticket in admitted:
                 self._admitted(ticket)
+                if ticket.number in self._waits:
+                    self._waits[ticket.number].cancel()
             self._opened.set()
             self.notify()
 
@@ -99,13 +111,14 @@ class Admission:
 class Entering:
     """`Admission.enter`. A class, because every call of every server comes through here and a generator costs twice."""
 
-    __slots__ = ("_admission", "_episode", "_run", "_scope", "_ticket")
+    __slots__ = ("_admission", "_episode", "_gone", "_run", "_scope", "_ticket")
     _ticket: Ticket
 
-    def __init__(self, admission: Admission, episode: EpisodeId, run: str | None) -> None:
+    def __init__(self, admission: Admission, episode: EpisodeId, run: str | None, gone: Gone) -> None:
         self._admission = admission
         self._episode = episode
         self._run = run
+        self._gone = gone
         self._scope = anyio.CancelScope()
 
     async def __aenter__(self) -> Pass:
@@ -123,12 +136,21 @@ class Entering:
 
     async def _admitted(self, ticket: Ticket) -> None:
         try:
-            while ticket.state is State.WAITING:
-                await self._admission._opened.wait()
+            await self._until_admitted(ticket, self._admission._waits)
         except BaseException as error:
             if self._leave(type(error), error, error.__traceback__):
                 raise stale(self._episode) from None
             raise
+
+    async def _until_admitted(self, ticket: Ticket, waits: dict[int, anyio.CancelScope]) -> None:
+        with anyio.CancelScope() as wait:
+            waits[ticket.number] = wait
+            try:
+                await self._gone()
+            finally:
+                del waits[ticket.number]
+        if ticket.state is State.WAITING:
+            raise ClientGone
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None

@@ -119,18 +119,18 @@ class Request:
 
     async def result_of(self, work: Outcome[T]) -> T:
         """The result of work that goes on whoever waits for it; `ClientGone` once the caller has gone."""
-        result = await work.get_before(self._disconnect)
+        result = await work.get_before(self.disconnected)
         if result is None:
             raise ClientGone
         return result
 
-    async def _disconnect(self) -> None:
+    async def disconnected(self) -> None:
         """Returns when the caller has gone. ASGI servers allow that it is cancelled: nothing else can still come."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
-        await self._disconnect()
+        await self.disconnected()
         scope.cancel()
 
 

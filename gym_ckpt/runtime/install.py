@@ -6,16 +6,28 @@ Control routes bypass admission and every limit of the data plane, and are answe
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import anyio
 import msgspec
 
 from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.errors import ConfigError, ProtocolError, Unauthorized
-from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES
+from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES, DATA_BODY_MAX_BYTES
 from gym_ckpt.ports import ASGIApp, Receive, Scope, Send
-from gym_ckpt.runtime.asgi import EPISODE, Answer, Request, Route, Router, answer_error, episode_context, respond
+from gym_ckpt.runtime.asgi import (
+    EPISODE,
+    Answer,
+    ClientGone,
+    Request,
+    Route,
+    Router,
+    answer_error,
+    episode_context,
+    respond,
+)
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.participant import Participant
 from gym_ckpt.wire.messages import (
@@ -104,7 +116,7 @@ def admitting(app: ASGIApp, participant: Participant) -> ASGIApp:
     """Admit each tagged request of `app` as one piece of work that a checkpoint waits for.
 
     For applications that know nothing of admission: a request that arrives during a checkpoint waits, one that runs
-    finishes. Untagged requests pass (INV-22).
+    finishes. Untagged requests pass (INV-22). What a waiting request's body has sent is kept for the application.
     """
 
     async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,14 +124,40 @@ def admitting(app: ASGIApp, participant: Participant) -> ASGIApp:
         if scope["type"] != "http" or episode is None:
             await app(scope, receive, send)
             return
+        ahead = _ReadAhead(receive)
+        run = Request(scope, receive, {}).run
         try:
-            async with participant.admission.enter(episode, Request(scope, receive, {}).run) as work:
+            async with participant.admission.enter(episode, run, ahead.disconnected) as work:
                 await work.begin()
-                await app(scope, receive, send)
+                await app(scope, ahead.receive, send)
         except ProtocolError as error:
             await respond(send, answer_error(error))
+        except ClientGone:
+            return
 
     return admitted
+
+
+class _ReadAhead:
+    """`receive` of a request that may have to wait: that its caller goes is seen only behind what it has sent."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._kept: deque[MutableMapping[str, Any]] = deque()
+        self._size = 0
+
+    async def disconnected(self) -> None:
+        """Returns when the caller has gone; of a body beyond the bound it reads no more, and does not see it."""
+        while self._size <= DATA_BODY_MAX_BYTES:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return
+            self._kept.append(message)
+            self._size += len(message.get("body", b""))
+        await anyio.sleep_forever()
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        return self._kept.popleft() if self._kept else await self._receive()
 
 
 async def health(_: Request) -> Answer:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gym_ckpt.ports import Ports
-from gym_ckpt.settings import AgentSettings, ModelSettings
+from gym_ckpt.settings import AgentSettings, ModelSettings, ResourcesSettings
 from sim.cluster import CONTROLLER, FOREIGN, LEDGER, OUTPUT, RUN_DIR, Cluster
 from sim.oracle.calls import Boundary, Starts, Strangers, Waiting
 from sim.oracle.collector import Asked, Dispatching, Stops
@@ -26,7 +26,7 @@ from sim.oracle.contents import Delivered, Scope
 from sim.oracle.disk import RunDirectory, Written
 from sim.oracle.files import Archive
 from sim.oracle.findings import Check, Findings, Violation
-from sim.oracle.gate import Arrivals, Fenced, Held
+from sim.oracle.gate import Arrivals, Fenced, Held, Present
 from sim.oracle.known import Known
 from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
@@ -65,12 +65,14 @@ class Oracle:
         gym = cluster.gym.servers
         models = frozenset(name for name, each in gym.items() if isinstance(each, ModelSettings))
         agents = frozenset(name for name, each in gym.items() if isinstance(each, AgentSettings))
+        calls_only = models | frozenset(name for name, each in gym.items() if isinstance(each, ResourcesSettings))
         self.run_directory = RunDirectory(findings, world.disk, RUN_DIR, cluster.options.keep, CONTROLLER)
         self._written = Written(findings, known, world.disk, RUN_DIR)
         self._checks: tuple[Check, ...] = (
             Held(findings, known, models),
             Arrivals(findings, known),
             Fenced(findings, known),
+            Present(findings, calls_only),
             Retiring(findings, known),
             Forgetting(findings, known),
             Retired(findings),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
 from gym_ckpt.invariants import marked
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.messages import ROLLOUT_PREFIX
+from gym_ckpt.words import counted
 from sim.oracle.findings import Check, Findings, Handler, caller, episode
 from sim.oracle.known import Known
 from sim.trace import Row
 
+LEFT_S = 0.1
+"""A call whose caller its server has seen go is out of the books by then."""
 REFUSALS = frozenset({409, 503})
 """How a server would refuse a call because of a checkpoint."""
 GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -150,6 +154,86 @@ class Arrivals(Check):
         if server.closed:
             number = 66 if server.phase in ("restoring", "restored") else 14
             self.look(number, f"work of {row.fields['episode']} was admitted while admission was closed", row.node)
+
+
+class Present(Check):
+    """INV-14: what is admitted at opening are calls whose callers wait, and not those whose callers have gone: these
+    would count as served (INV-61).
+
+    Of each episode no more calls are admitted than have a caller. For servers whose work is calls alone.
+    """
+
+    def __init__(self, findings: Findings, servers: frozenset[str]) -> None:
+        super().__init__(findings)
+        self._tagged: dict[int, EpisodeId] = {}
+        self._calls: dict[str, dict[int, tuple[EpisodeId, float]]] = {name: {} for name in servers}
+        """By server and exchange: whose call it is, and until when it may be in the books."""
+        self._stopped: dict[str, float] = {}
+        self._opened: dict[str, tuple[float, Counter[EpisodeId]]] = {}
+        """By server: when it last opened, and what was admitted then."""
+        self._slow: set[str] = set()
+        """Servers that do nothing at once."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "node.started": self._new_life,
+            "node.lagging": self._lag,
+            "node.stopped": self._stop,
+            "node.continued": self._again,
+            "net.request": self._request,
+            "net.duplicate": self._request,
+            "net.arrived": self._arrived,
+            "net.gone": self._over,
+            "net.head": self._over,
+            "admission.opened": self._opening,
+            "admission.admitted": self._admitted,
+        }
+
+    def _new_life(self, row: Row) -> None:
+        if row.node in self._calls:
+            self._calls[row.node] = {}
+
+    def _lag(self, row: Row) -> None:
+        self._slow.add(row.node)
+
+    def _stop(self, row: Row) -> None:
+        self._stopped[row.node] = row.t
+
+    def _again(self, row: Row) -> None:
+        """Who has gone while it was stopped, it learns of now."""
+        since, calls = self._stopped.get(row.node, row.t), self._calls.get(row.node, {})
+        calls.update((x, (by, row.t + LEFT_S)) for x, (by, until) in calls.items() if since <= until < math.inf)
+
+    def _request(self, row: Row) -> None:
+        by = caller(row.fields["path"])
+        if by is not None:
+            self._tagged[row.fields["x"]] = by
+
+    def _arrived(self, row: Row) -> None:
+        by = self._tagged.pop(row.fields["x"], None)
+        if by is not None and row.node in self._calls:
+            self._calls[row.node][row.fields["x"]] = by, math.inf
+
+    def _over(self, row: Row) -> None:
+        calls, number = self._calls.get(row.node, {}), row.fields["x"]
+        if number in calls:
+            calls[number] = calls[number][0], row.t + LEFT_S
+
+    def _opening(self, row: Row) -> None:
+        if row.node in self._calls:
+            there = self._calls[row.node]
+            self._calls[row.node] = {x: (by, until) for x, (by, until) in there.items() if until >= row.t}
+            self._opened[row.node] = row.t, Counter()
+
+    def _admitted(self, row: Row) -> None:
+        when, admitted = self._opened.get(row.node, (-1.0, Counter()))
+        if when != row.t or row.node in self._slow:
+            return
+        by = episode(row.fields["episode"])
+        admitted[by] += 1
+        callers = sum(each == by for each, _ in self._calls[row.node].values())
+        wrong = f"{counted(admitted[by], 'call')} of {by} admitted at opening; callers are there for {callers}"
+        self.look(14, wrong if admitted[by] > callers else None, row.node)
 
 
 class Fenced(Check):

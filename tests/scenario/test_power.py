@@ -22,11 +22,14 @@ from gym_ckpt.participants.backends import Backends
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.completions import _Logprobs
 from gym_ckpt.participants.gate import Delivery
+from gym_ckpt.runtime.admission import Entering
 from gym_ckpt.runtime.asgi import Refused, Request
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.storage.ledger import restoring
+from tests.scenario import gate as gate_words
 from tests.scenario import test_bookkeeping as books
 from tests.scenario import test_gate as gate
+from tests.scenario import test_leaving as leaving
 from tests.scenario import test_ledger as ledger
 from tests.scenario import test_proxy as proxy
 
@@ -47,6 +50,11 @@ def disconnects_hidden() -> Patches:
         await anyio.sleep_forever()
 
     return [(Request, "_cancel_on_disconnect", never)]
+
+
+def waiting_outlive_callers() -> Patches:
+    old, new = "await self._gone()", "await anyio.sleep_forever()"
+    return [(Entering, "_until_admitted", mutated(Entering._until_admitted, old, new))]
 
 
 def engines_named_after_callers() -> Patches:
@@ -136,6 +144,12 @@ STORIES: list[tuple[int, Bug, Callable[..., None], tuple[Any, ...]]] = [
     (40, generations_outlive_their_callers, proxy.test_a_caller_that_leaves_after_any_chunk_of_a_stream, (3, False)),
     (40, generations_outlive_their_callers, proxy.test_a_caller_that_leaves_after_any_part_of_an_answer, (2, False)),
     (40, "undelivered-call-exported", proxy.test_a_caller_that_leaves_after_any_part_of_an_answer, (3, True)),
+    (
+        40,
+        waiting_outlive_callers,
+        leaving.test_a_call_of_the_model_leaves_the_books_with_its_caller,
+        (gate_words.CHAT,),
+    ),
     (41, engines_named_after_callers, proxy.test_an_abort_of_one_attempt_leaves_the_next_although_both_have_one_id, ()),
     (42, "row-write-cut-short", ledger.test_a_caller_that_leaves_while_its_row_waits_for_a_lock, ()),
     (43, disconnects_hidden, proxy.test_a_caller_that_leaves_after_any_chunk_of_a_stream, (0, False)),

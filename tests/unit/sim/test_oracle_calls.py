@@ -204,6 +204,19 @@ def a_call_that_was_retired_while_it_waited_is_served(on: Onlooker, wrong: bool)
     on.emit("inventory", "net.head", x=1, status=200 if wrong else 409)
 
 
+@story(14)
+def a_call_is_admitted_whose_caller_has_gone(on: Onlooker, wrong: bool) -> None:
+    on.close("policy")
+    asks(on, 1, "agent", "policy", COMPLETIONS, call="r.c0.1")
+    on.emit("policy", "net.gone", x=1)
+    later(on, 5.0)
+    asks(on, 2, "agent", "policy", COMPLETIONS, call="r.c0.2")
+    on.open("policy")
+    on.emit("policy", "admission.admitted", episode="r", ticket=2)
+    if wrong:
+        on.emit("policy", "admission.admitted", episode="r", ticket=1)
+
+
 @story(22)
 def a_malformed_id_is_served(on: Onlooker, wrong: bool) -> None:
     asks(on, 1, "stranger", "agent", "/ng-rollout/../v1/responses")
