@@ -30,7 +30,15 @@ CHAOS_MAX_S = 120.0
 PART_MAX_S = 2.0
 LATE_MAX_S = 0.3
 """Later than that, a server would be slow to be ready, which a checkpoint must never be for a generation (INV-10)."""
-DEATHS = faults.Crash | faults.CrashHost | faults.CrashAtProbe | faults.CrashAtStep | faults.CrashAtMessage
+DEATHS = (
+    faults.Crash
+    | faults.CrashHost
+    | faults.CrashAtProbe
+    | faults.CrashAtStep
+    | faults.CrashAtMessage
+    | faults.FailAtProbe
+)
+"""A controller ends of an error at a named point; a server goes on, and is counted all the same."""
 
 assert DELAY_MAX_S * 2 <= FORGOTTEN_S, "a late copy may be delayed once more"
 assert CRASHES_MAX * 2 < LOST_ATTEMPTS_MAX, "no rollout may be given up because faults struck it often (INV-1)"

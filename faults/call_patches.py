@@ -172,7 +172,7 @@ def parked_for_good() -> Patches:
 
 def broken_tool_restored() -> Patches:
     old = "session.unsound = True"
-    return [(ResourcesParticipant, "_effect", mutated(ResourcesParticipant._effect, old, "pass"))]
+    return [(ResourcesParticipant, "call_tool", mutated(ResourcesParticipant.call_tool, old, "pass"))]
 
 
 def tool_calls_replay() -> Patches:

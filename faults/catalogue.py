@@ -178,6 +178,17 @@ class DelayAtProbe(Data, frozen=True, tag="delay_at_probe", tag_field="fault"):
         return f"{self.by_s:g} s pass at {nth(self.k)} {self.point}"
 
 
+class FailAtProbe(Data, frozen=True, tag="fail_at_probe", tag_field="fault"):
+    """Code raises an ordinary error when a named point of it is reached for the k-th time: a server answers it with 500
+    and lives on, a controller ends of it, having let go of what it held."""
+
+    point: str
+    k: int = 1
+
+    def words(self) -> str:
+        return f"an error is raised at {nth(self.k)} {self.point}"
+
+
 class Slow(Data, frozen=True, tag="slow", tag_field="fault"):
     """For a while everything that a node does at a named point, on its disk or over the network takes longer."""
 
@@ -437,6 +448,7 @@ Fault = (
     | CrashAtMessage
     | Pause
     | DelayAtProbe
+    | FailAtProbe
     | Slow
     | Lose
     | Delay

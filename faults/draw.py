@@ -28,11 +28,12 @@ from gym_ckpt.errors import ConfigError
 from sim.streams import stream
 from sim.workload import WORKLOADS, workload
 
-"""Where tokens are captured."""
 CONTROLLER = "controller"
 
 ANYWHERE = 0.1
 """Share of the seeds in which somebody does something to the controller, whatever else strikes."""
+FAILING = 0.1
+"""Share of the seeds in which code raises an error at a named point, whatever else strikes."""
 POINTS = (
     "agent.boundary", "collector.before_checkpoint", "collector.before_commit", "collector.before_dispatch_log",
     "collector.before_output", "collector.before_publish", "collector.before_restore", "collector.before_retire",
@@ -46,7 +47,7 @@ POINTS = (
     "gate.row_written", "gate.staged", "resources.after_effect", "resources.before_effect", "restore.installed",
     "retire.marked",
 )  # fmt: skip
-"""Named points of `gym_ckpt`; `tests/unit/faults` compares them with the code."""
+"""Named points of `gym_ckpt`; a test compares them with the code."""
 MANY = frozenset({
     "agent.boundary", "collector.before_output", "collector.output_written", "collector.replied",
     "environment.boundary", "gate.before_start", "gate.row_written", "gate.staged", "resources.after_effect",
@@ -78,25 +79,28 @@ OVERRUN: tuple[faults.Operation, ...] = (
 )  # fmt: skip
 STEPS: Mapping[str, tuple[str, ...]] = {
     CONTROLLER: (
-        "log.write", "log.fsync", "log.open", "log.sync_dir", "files.create", "files.write", "files.fsync",
-        "files.rename", "files.sync_dir", "files.sync_parent", "files.mkdir", "publish.look",
-        "publish.sync_participant", "publish.sync_gym", "publish.sync_checkpoint", "publish.read", "prune.look",
-        "prune.unlink_pointer",
-        "prune.sync_pointer", "claim.lock", "claim.read", "verify.records", "verify.collection", "input.read",
-        "checkpoint.list_participants",
+        "checkpoint.list_participants", "claim.lock", "claim.lock_output", "claim.read", "claim.sync_dir",
+        "claim.sync_parent", "files.create", "files.fsync", "files.mkdir", "files.rename", "files.sync_dir",
+        "files.sync_parent", "files.write", "input.read", "log.cut", "log.fsync", "log.newline", "log.open", "log.read",
+        "log.replace", "log.sync_dir", "log.write", "prune.look", "prune.rmdir", "prune.sync", "prune.sync_pointer",
+        "prune.unlink", "prune.unlink_pointer", "publish.look", "publish.read", "publish.sync_checkpoint",
+        "publish.sync_gym", "publish.sync_kind", "publish.sync_participant", "publish.sync_pointer", "start.forget",
+        "start.look", "start.sync_dir", "summary.read", "verify.collection", "verify.participant", "verify.records",
     ),
     "participant": (
-        "records.look", "records.create", "records.record", "records.write", "records.fsync", "records.rename",
-        "records.sync_dir", "records.publish", "records.sync_manifest", "records.read", "records.read_manifest",
-        "files.mkdir", "files.sync_parent", "files.create", "files.write", "files.fsync",
+        "files.create", "files.fsync", "files.mkdir", "files.sync_parent", "files.write", "records.create",
+        "records.fsync", "records.hash", "records.look", "records.publish", "records.read", "records.read_manifest",
+        "records.record", "records.rename", "records.sync_dir", "records.sync_manifest", "records.write",
     ),
     "ledger": (
-        "ledger.lock", "ledger.check", "ledger.read", "ledger.open", "ledger.sync_dir", "ledger.write", "ledger.fsync",
-        "ledger.export", "ledger.list", "ledger.clear", "ledger.import", "ledger.retire", "ledger.fence",
-        "ledger.remove", "ledger.start", "ledger.discard", "tokens.look", "tokens.rename", "tokens.sync_dir",
-        "records.list",
+        "ledger.check", "ledger.clear", "ledger.cut", "ledger.discard", "ledger.export", "ledger.fence", "ledger.fsync",
+        "ledger.import", "ledger.list", "ledger.list_tokens", "ledger.lock", "ledger.make_locks", "ledger.open",
+        "ledger.read", "ledger.remove", "ledger.retire", "ledger.start", "ledger.sweep", "ledger.sync_dir",
+        "ledger.sync_locks", "ledger.write", "records.list", "tokens.drop", "tokens.lock", "tokens.make_dirs",
+        "tokens.read", "tokens.rename", "tokens.sweep", "tokens.sync_dir", "tokens.sync_dirs", "tokens.sync_swept",
     ),
 }  # fmt: skip
+"""Steps of disk jobs of `gym_ckpt`, by who does them; a test compares them with the code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +153,17 @@ def draw(seed: int, profile: str) -> Plan:
     if situation is not None:
         made = situation.make(_Drawing(of_situation, chaos_s, setup))
         plan = msgspec.structs.replace(plan, faults=(*made, *plan.faults[: of_situation.choice(BESIDE)]))
-    if len(wanted.areas) == len(AREAS) and (beside := stream(seed, "beside", profile)).random() < ANYWHERE:
-        plan = msgspec.structs.replace(plan, faults=(*plan.faults, draw_beside(beside)))
-    return within_budget(plan)
+    return within_budget(_with_others(plan, seed, profile) if len(wanted.areas) == len(AREAS) else plan)
+
+
+def _with_others(plan: Plan, seed: int, profile: str) -> Plan:
+    """What strikes now and then beside everything else, each from a stream of its own: it changes no other draw."""
+    found: list[Fault] = []
+    if (beside := stream(seed, "beside", profile)).random() < ANYWHERE:
+        found.append(draw_beside(beside))
+    if (failing := stream(seed, "failing", profile)).random() < FAILING:
+        found.append(faults.FailAtProbe(*_Drawing(failing, plan.chaos_s, plan.setup).point()))
+    return msgspec.structs.replace(plan, faults=(*plan.faults, *found))
 
 
 def _setup(chance: random.Random) -> Setup:

@@ -120,11 +120,13 @@ def _bit_flip(d: Drawing) -> tuple[Fault, ...]:
 def _slow_worker(d: Drawing) -> Fault:
     chance = d.chance
     by_s = round(chance.choice((chance.uniform(0.05, 1.0), chance.uniform(1.0, 20.0))), 3)
-    return faults.SlowWorker(by_s, chance.randint(1, 20), chance.choice((1, 2, 6)), chance.choice((0, 1, 3)))
+    k, n, keep_alives = chance.randint(1, 20), chance.choice((1, 2, 6)), chance.choice((0, 1, 3))
+    return faults.SlowWorker(by_s, k, n, keep_alives, d.one_of("worker"))
 
 
 def _stuck_worker(d: Drawing) -> Fault:
-    return faults.StuckWorker(d.chance.randint(1, 20), d.chance.choice((1, 1, 2)), d.chance.randint(0, 3))
+    k, n, chunks = d.chance.randint(1, 20), d.chance.choice((1, 1, 2)), d.chance.randint(0, 3)
+    return faults.StuckWorker(k, n, chunks, d.one_of("worker"))
 
 
 def _failed_reply(d: Drawing) -> Fault:

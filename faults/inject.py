@@ -31,7 +31,7 @@ Act = Callable[[], None]
 Key = tuple[str, str]
 
 
-WORKER, GENERATION = "worker", "completions"
+GENERATION = "completions"
 
 
 class _Rules:
@@ -117,7 +117,7 @@ class Injector:
         match fault:
             case faults.Crash():
                 self.upon(fault.when, lambda: self._crash(fault))
-            case faults.CrashAtProbe() | faults.DelayAtProbe():
+            case faults.CrashAtProbe() | faults.DelayAtProbe() | faults.FailAtProbe():
                 self._probes.add(("probe", fault.point), fault.k, 1, fault)
                 self._any_probe = True
             case faults.CrashAtStep():
@@ -156,7 +156,7 @@ class Injector:
             case faults.Signal():
                 self.upon(fault.when, lambda: self._signal(fault))
             case faults.SlowWorker() | faults.StuckWorker():
-                self._exchanges.add((WORKER, GENERATION), fault.k, fault.n, fault)
+                self._exchanges.add((fault.node, GENERATION), fault.k, fault.n, fault)
                 self._any_exchange = True
             case faults.ToolFails():
                 self._behaviour.add((fault.node, "tool"), fault.k, fault.n, fault)
@@ -324,17 +324,20 @@ class Injector:
         if self.healed or not (self._any_probe or self._slow):
             return CALM_PROBE
         due = self._probes.due(("probe", point)) if self._any_probe else []
-        delay, crash = self._slowness(node), False
+        delay, crash, fail = self._slowness(node), False, False
         for fault in due:
             self.count(fault, node)
-            if isinstance(fault, faults.DelayAtProbe):
-                delay += fault.by_s
-                continue
-            crash = True
-            self._restarts[node] = fault.restart
-            if fault.everything:
-                self.world.clock.call_after(0.0, self._all_down, fault.restart)
-        return ProbeFate(crash=crash, delay_s=delay) if crash or delay else CALM_PROBE
+            match fault:
+                case faults.DelayAtProbe():
+                    delay += fault.by_s
+                case faults.FailAtProbe():
+                    fail = True
+                case faults.CrashAtProbe():
+                    crash = True
+                    self._restarts[node] = fault.restart
+                    if fault.everything:
+                        self.world.clock.call_after(0.0, self._all_down, fault.restart)
+        return ProbeFate(crash=crash, delay_s=delay, fail=fail) if crash or delay or fail else CALM_PROBE
 
     def behave(self, node: str, what: str) -> str:
         """See `sim.fates.Fates`."""

@@ -23,10 +23,11 @@ class SlowWorker(Data, frozen=True, tag="slow_worker", tag_field="fault"):
     k: int = 1
     n: int = 1
     keep_alives: int = 0
+    node: str = "worker"
 
     def words(self) -> str:
         alive = f" with {counted(self.keep_alives, 'keep-alive')} in a stream" if self.keep_alives else ""
-        return f"the worker's {ordinal(self.k, self.n)} answer is {self.by_s:g} s late{alive}"
+        return f"{self.node}'s {ordinal(self.k, self.n)} answer is {self.by_s:g} s late{alive}"
 
 
 class StuckWorker(Data, frozen=True, tag="stuck_worker", tag_field="fault"):
@@ -35,9 +36,10 @@ class StuckWorker(Data, frozen=True, tag="stuck_worker", tag_field="fault"):
     k: int = 1
     n: int = 1
     chunks: int = 0
+    node: str = "worker"
 
     def words(self) -> str:
-        return f"the worker is stuck in its {ordinal(self.k, self.n)} answer, after {counted(self.chunks, 'part')}"
+        return f"{self.node} is stuck in its {ordinal(self.k, self.n)} answer, after {counted(self.chunks, 'part')}"
 
 
 class FailedReply(Data, frozen=True, tag="failed_reply", tag_field="fault"):

@@ -26,6 +26,7 @@ from faults.plan import Plan
 from gym_ckpt.ports import Ports
 from sim.cluster import CONTROLLER, Cluster, Options, until
 from sim.determinism import park
+from sim.fates import InjectedFailure
 from sim.gyms import Misbehaved
 from sim.keeper import Comeback, Keeper
 from sim.oracle import Oracle, Violation
@@ -151,8 +152,11 @@ class _Run:
         self._broken.add((row.node, row.t))
 
     def _is_meant(self, failure: Failure) -> bool:
-        """A gate whose worker is lost in mid-answer breaks off, as a server does: by returning without the rest. And an
-        author's code that raises is answered with 500, as servers do."""
+        """A gate whose worker is lost in mid-answer breaks off, as a server does: by returning without the rest. An
+        author's code that raises is answered with 500, as servers do. And of an error that a fault raised a handler
+        fails and a process ends, where nobody expects it."""
+        if isinstance(failure.error, InjectedFailure):
+            return True
         if failure.kind == "handler" and isinstance(failure.error, Misbehaved):
             return True
         return failure.kind == "handler" and failure.error is None and (failure.node, failure.t) in self._broken

@@ -19,7 +19,7 @@ from typing import get_args
 import msgspec
 
 from faults.catalogue import Fault, Restart
-from faults.draw import AREAS, KINDS, PROFILES
+from faults.draw import ANYWHERE, AREAS, FAILING, KINDS, PROFILES
 from faults.situations import SITUATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +32,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
         ("crash before or after the k-th write", "crash_at_step"),
         ("crash at the k-th send, arrival, reply, answer", "crash_at_message"),
         ("crash at a named step", "crash_at_probe"),
+        ("an error at a named step", "fail_at_probe"),
         ("restart at once, late, never", "crash"),
         ("process paused (SIGSTOP) and resumed", "pause"),
         ("slow node", "slow, delay_at_probe"),
@@ -56,7 +57,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "disk": (
         ("lost unsynced data, torn write, lost entry, rename not durable", "every crash, by the seed's choice"),
-        ("ENOSPC, EDQUOT, EIO, EACCES, ESTALE at the k-th call", "disk_error"),
+        ("ENOSPC, EDQUOT, EIO, EACCES, ESTALE, EINTR at the k-th call", "disk_error"),
         ("slow fsync", "slow_disk"),
         ("a bit flipped at rest", "bit_flip"),
     ),
@@ -100,6 +101,10 @@ A parameter with a default, which stands in brackets, may be left out.
 |---|---|---|
 """
 
+BESIDE = """
+Beside all that strikes now and then in `default` and `chaos`, drawn apart: with a chance of {anywhere:g} a rival, or a
+second SIGTERM for a controller that does not end at once; with {failing:g} an error at a named point.
+"""
 SITUATED = """
 ## Situations
 
@@ -137,6 +142,7 @@ def page() -> str:
     for area in AREAS:
         kinds = [f"{kind} {weight:g}" for of, kind, _, weight in KINDS if of == area]
         lines.append(f"| {area} | {', '.join(kinds)} |\n")
+    lines.append(BESIDE.format(anywhere=ANYWHERE, failing=FAILING))
     lines.append(SITUATED)
     for situation in SITUATIONS:
         what = " ".join((inspect.getdoc(situation.make) or "").split())

@@ -143,8 +143,12 @@ class ResourcesParticipant(Participant):
                 if session.unsound:
                     raise Refused(500, "an earlier call of this session broke off: its state is not to be relied on")
                 await self.ports.probe("resources.before_effect")
-                reply = await self._effect(session, tool, arguments, key)
-                session.keep(key, reply)
+                try:
+                    reply = await self._effect(session, tool, arguments, key)
+                    session.keep(key, reply)
+                except BaseException:
+                    session.unsound = True  # neither done again nor restored: its effect would be there twice (INV-3)
+                    raise
         return reply
 
     async def _effect(self, session: Session, tool: str, arguments: dict[str, Any], key: str | None) -> Answer:
@@ -152,9 +156,6 @@ class ResourcesParticipant(Participant):
             result = await self._gym.call(session.state, tool, arguments)
         except ToolError as error:
             result = {"error": str(error)}
-        except BaseException:
-            session.unsound = True  # neither done again nor restored: its effect would be there twice (INV-3)
-            raise
         session.revision += 1
         self.ports.tracer.emit(
             "tool.effect",

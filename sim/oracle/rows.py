@@ -14,6 +14,8 @@ from sim.trace import Row
 
 NO_TOOLS = frozenset({"verify", "seed_session", "close_session"})
 """Calls of a resources server that are no tool's."""
+BEFORE = "resources.before_effect"
+"""A call that fails at this point has done nothing yet."""
 
 
 class Effects(Check):
@@ -50,7 +52,7 @@ class Effects(Check):
 
     def _raised(self, row: Row) -> None:
         key = self._calls.get(row.fields["x"])
-        if key is not None:
+        if key is not None and not row.fields["error"].endswith(BEFORE):
             self._broken.setdefault(row.node, set()).add(key)
 
     def _exported(self, row: Row) -> None:

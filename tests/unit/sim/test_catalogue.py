@@ -10,18 +10,19 @@ import pytest
 from faults import catalogue as faults
 from faults.acts import MALFORMED
 from faults.budget import within_budget
-from faults.catalogue import At, Fault, OnPhase, OnRow, Restart, kind_of
-from faults.draw import AREAS, KINDS, PROFILES, draw
+from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart, kind_of
+from faults.draw import AREAS, KINDS, POINTS, PROFILES, draw
 from faults.plan import Plan, Setup, dump, load
 from sim.cluster import HOSTS
 from sim.network import parse
 from sim.oracle.findings import caller
 from sim.report import screen
 from sim.run import run_seed
-from sim.workload import RESTARTING, workload
+from sim.workload import RESTARTING, WORKLOADS, workload
 
 CAPTURED, STREAMED, JUDGED = 1, 1, 1
 WHOLE = Restart("whole", 0.01)
+SLOW = faults.SlowWorker | faults.StuckWorker
 PUBLISHED = OnRow("collector.published")
 EXAMPLES: tuple[Fault, ...] = (
     faults.Crash(("agent",), At(0.4), Restart("alone", 0.2)),
@@ -32,6 +33,8 @@ EXAMPLES: tuple[Fault, ...] = (
     faults.Pause("agent", OnPhase("prepared", 1), 0.8),
     faults.Pause("policy", At(0.5), 30.0),
     faults.DelayAtProbe("commit.exported", 0.7, 2),
+    faults.FailAtProbe("gate.row_written", 2),
+    faults.FailAtProbe("collector.replied", 2),
     faults.Slow("inventory", 0.2, 1.0, 0.05),
     *(faults.Lose("agent", "responses", how, 2, chunks=1) for how in get_args(faults.Loss)),
     faults.Delay("policy", "completions", 2, 3, 0.2, 0.4),
@@ -87,6 +90,42 @@ def test_every_class_has_an_example_and_is_drawn() -> None:
     for seed in range(1200):
         drawn.update(type(fault) for fault in draw(seed, "default").faults)
     assert set(drawn) == classes, "each is drawn by the profile of every day"
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_an_error_at_a_named_point_is_survived(point: str) -> None:
+    slow = faults.SlowDisk("agent", 7.0, 2, 1, "records.write")  # long enough for a lease to be renewed
+    lost = faults.Crash((EVERYTHING,), OnRow("collector.published", 2), WHOLE)
+    gone = faults.Crash(("environment",), At(0.3), Restart("alone", 0.1))
+    setup = Setup(workload=CAPTURED, every_s=0.5, timeout_s=20.0)
+    plan = Plan(setup, chaos_s=30.0, requeue=WHOLE, faults=(slow, lost, gone, faults.FailAtProbe(point)))
+    verdict = run_seed(1, "kept", plan=plan)
+    assert verdict.faults.get("fail_at_probe") == 1
+    assert verdict.ok, screen(verdict, "this test")
+
+
+def test_a_tool_call_that_fails_after_its_effect_is_in_no_checkpoint() -> None:
+    """Whatever fails between the effect and the answer: an answer that cannot be written, for one."""
+    tools = ("add_item", "count_items", "take_item")
+    slow = tuple(faults.Delay("inventory", tool, 1, 20, 0.3) for tool in tools)
+    setup = Setup(workload=3, every_s=0.5, timeout_s=3.0)
+    for point, k in (("after_effect", 1), ("after_effect", 4), ("before_effect", 4)):
+        failing: tuple[Fault, ...] = (*slow, faults.FailAtProbe(f"resources.{point}", k))
+        verdict = run_seed(1, "kept", plan=Plan(setup, chaos_s=8.0, requeue=WHOLE, faults=failing))
+        assert verdict.faults.get("fail_at_probe") == 1
+        assert verdict.ok, screen(verdict, "this test")
+
+
+def test_each_of_two_workers_is_slow_or_stuck_by_its_name() -> None:
+    two = next(number for number in range(WORKLOADS) if workload(number).workers[1:])
+    other = workload(two).workers[1]
+    for fault in (faults.SlowWorker(0.5, node=other), faults.StuckWorker(node=other)):
+        verdict = run_seed(1, "kept", plan=played(fault, two), keep_all_rows=True)
+        struck = [row for row in verdict.rows if row.event == "fault"]
+        assert struck and all(str(row.fields["words"]).startswith(other) for row in struck)
+        assert verdict.ok, screen(verdict, "this test")
+    drawn = {fault.node for seed in range(600) for fault in draw(seed, "inference").faults if isinstance(fault, SLOW)}
+    assert drawn == {"worker", other}
 
 
 def test_every_area_has_a_profile_and_kinds() -> None:
