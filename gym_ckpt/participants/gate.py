@@ -104,6 +104,12 @@ class GatedCall:
             await self.book.book(entry)
         await self.ports.probe("gate.row_written")
 
+    async def refuse(self) -> None:
+        """Leave to say that there is no answer, which is held as an answer is: a live call fails in no checkpoint."""
+        if self.admission.book.closed and not self.work.working:
+            self.ports.tracer.emit("gate.held", episode=self.episode.key, call=self.call_id)
+        await self.work.begin()
+
     def entry(self) -> Entry:
         """Of an answer whose tokens are not captured."""
         return Entry(self.episode, Row(self.call_id))

@@ -142,8 +142,12 @@ class ModelParticipant(Participant):
             await delivery.break_off(error.detail)
 
     async def _admitted(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall) -> None:
-        await self._start(gate.episode)
-        await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
+        try:
+            await self._start(gate.episode)
+            await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
+        except (Refused, Unavailable):
+            await gate.refuse()
+            raise
 
     async def _start(self, episode: EpisodeId) -> None:
         """The attempt has begun, whatever becomes of its call (INV-43). Raises `StaleAttempt`, `Unavailable`."""
@@ -175,6 +179,8 @@ class ModelParticipant(Participant):
             if not delivery.sent:
                 raise Refused(502, f"no answer of an inference worker: {error}") from None
             self.ports.tracer.emit("gate.broken", call=call_id, why=str(error))
+            if gate is not None:
+                await gate.refuse()
             await delivery.break_off("the inference worker was lost in mid-answer")
 
     # The participant.

@@ -182,6 +182,11 @@ class Pass:
         self._admission = admission
         self.ticket = ticket
 
+    @property
+    def working(self) -> bool:
+        """Whether it is past the boundary."""
+        return self.ticket.state is State.WORKING
+
     async def begin(self) -> None:
         """Go past the boundary; waits while admission is closed."""
         while not self._admission.book.begin(self.ticket):

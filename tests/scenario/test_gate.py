@@ -71,6 +71,53 @@ def test_headers_and_keep_alives_start_nothing(cut: int) -> None:
     play(story, streaming=True)
 
 
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("said", [b"", KEEP_ALIVE])
+def test_the_loss_of_an_inference_worker_is_told_once_admission_is_open(closed: bool, said: bytes) -> None:
+    """INV-11: whatever there is instead of an answer is held as an answer is. INV-10: it delays no checkpoint."""
+
+    async def story(stage: Stage) -> None:
+        caller = await stage.call()
+        if said:
+            stage.worker.say(said)
+            await settle()
+        if closed:
+            stage.gate.it.admission.close()
+        stage.world.nodes["worker"].crash()
+        for _ in range(300):
+            await settle()
+        told = (caller.status == 502, caller.body) if not said else (b"broken_off" in caller.body, said)
+        if closed:
+            assert stage.seen(caller) == (said, False) and (caller.status is None) is (said == b"")
+            assert stage.gate.it.report().ready and stage.gate.it.admission.book.counts()["parked"] == 1
+            assert (await stage.control("prepare"))[1]["report"]["ready"]
+            assert (await stage.control("resume"))[0] == 200
+            await settle()
+            told = (caller.status == 502, caller.body) if not said else (b"broken_off" in caller.body, said)
+        assert told[0] and caller.done, told
+        assert await stage.gate.rows(R) == [] and sum(stage.gate.it.admission.book.counts().values()) == 0
+
+    play(story, streaming=bool(said))
+
+
+def test_a_caller_that_leaves_and_a_retire_end_a_call_whose_loss_is_held() -> None:
+    async def story(stage: Stage) -> None:
+        caller, retired = await stage.call(call_id="a"), await stage.call(episode=NEXT, call_id="b")
+        stage.gate.it.admission.close()
+        stage.world.nodes["worker"].crash()
+        for _ in range(300):
+            await settle()
+        assert stage.gate.it.admission.book.counts()["parked"] == 2
+        caller.leave()
+        await settle()
+        assert stage.gate.it.admission.book.counts()["parked"] == 1
+        stage.gate.it.admission.stop([NEXT])
+        await settle()
+        assert retired.status == 409 and sum(stage.gate.it.admission.book.counts().values()) == 0
+
+    play(story)
+
+
 def test_a_new_call_waits_uncounted_and_is_then_served() -> None:
     async def story(stage: Stage) -> None:
         stage.gate.it.admission.close()

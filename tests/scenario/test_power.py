@@ -21,7 +21,7 @@ from gym_ckpt.participants import backends, model
 from gym_ckpt.participants.backends import Backends
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.completions import _Logprobs
-from gym_ckpt.participants.gate import Delivery
+from gym_ckpt.participants.gate import Delivery, GatedCall
 from gym_ckpt.runtime.admission import Entering
 from gym_ckpt.runtime.asgi import Refused, Request
 from gym_ckpt.runtime.control import ControlPlane
@@ -55,6 +55,13 @@ def disconnects_hidden() -> Patches:
 def waiting_outlive_callers() -> Patches:
     old, new = "await self._gone()", "await anyio.sleep_forever()"
     return [(Entering, "_until_admitted", mutated(Entering._until_admitted, old, new))]
+
+
+def losses_told_while_closed() -> Patches:
+    async def refuse(self: GatedCall) -> None:
+        return
+
+    return [(GatedCall, "refuse", refuse)]
 
 
 def engines_named_after_callers() -> Patches:
@@ -194,6 +201,12 @@ STORIES: list[tuple[int, Bug, Callable[..., None], tuple[Any, ...]]] = [
     (87, "dead-servers-tokens-left", books.test_what_a_killed_server_had_staged_goes_and_what_a_row_names_stays, ()),
     # The proxy's own promises.
     (0, errors_flattened, proxy.test_an_engines_error_is_passed_on_with_its_retry_after_and_asked_once, (429, True)),
+    (
+        0,
+        losses_told_while_closed,
+        gate.test_the_loss_of_an_inference_worker_is_told_once_admission_is_open,
+        (True, b""),
+    ),
     (0, sessions_take_turns, proxy.test_a_session_keeps_to_its_engine_and_all_engines_have_some, ()),
 ]
 SCENARIOS = {*range(40, 49), 60, *range(80, 88)}
