@@ -77,7 +77,7 @@ def no_marker() -> Patches:
 
 
 def marker_not_checked() -> Patches:
-    old = "if fs.exists(path_of(directory, episode, Ending.STARTED)):"
+    old = "if there(fs, path_of(directory, episode, Ending.STARTED)):"
     return [(ledger, "discard_unstarted", mutated(retiring.discard_unstarted, old, "if False:"))]
 
 
