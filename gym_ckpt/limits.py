@@ -45,6 +45,13 @@ PEER_RETRY_FIRST_S: Final = 0.05
 PEER_RETRY_MAX_S: Final = 2.0
 PEER_RETRY_BUDGET_S: Final = 20.0
 """How long one data-plane step is repeated after transport failures before its episode fails."""
+MODEL_REFUSED_FIRST_S: Final = 0.5
+MODEL_REFUSED_MAX_S: Final = 30.0
+"""Pauses of an agent whose model call was refused (429, 503, 529) by an engine that does not say for how long."""
+MODEL_RETRY_AFTER_MAX_S: Final = 60.0
+"""... and of one that does: it asks again after so long, whatever it was told."""
+MODEL_REFUSED_BUDGET_S: Final = 600.0
+"""How long a model call that is refused is made again before its episode fails."""
 RELEASE_BUDGET_S: Final = 5.0
 """How long a failed episode's sessions are tried to be closed before its failure is reported."""
 
@@ -68,6 +75,7 @@ assert CONTROL_RETRY_FIRST_S < CONTROL_RETRY_MAX_S < CONTROL_ATTEMPT_TIMEOUT_S <
 assert RESUME_BUDGET_S <= LEASE_GRACE_S, "a resume that is still being tried must find the lease alive"
 assert LEASE_GRACE_S < BUDGET_MAX_S
 assert PEER_RETRY_FIRST_S < PEER_RETRY_MAX_S < PEER_RETRY_BUDGET_S
+assert MODEL_REFUSED_FIRST_S < MODEL_REFUSED_MAX_S < MODEL_RETRY_AFTER_MAX_S < MODEL_REFUSED_BUDGET_S
 
 # Inference and event streams.
 KEEP_ALIVE_S: Final = 15.0
@@ -177,6 +185,8 @@ PROGRESS_EVERY_S: Final = 5.0
 """How often plain progress prints a line."""
 REASON_MAX_CHARS: Final = 2000
 """Of a failure row's reason."""
+REFUSAL_SAID_BYTES: Final = 600
+"""Of the answer with which a peer refused a call, in a reason."""
 REASON_SAID_CHARS: Final = 300
 """Of a reason in a line of progress."""
 

@@ -2,7 +2,8 @@
 
 A session parks at a boundary of `gym_ckpt.core.agent_session`. In mid-call it works, until it is known that the answer
 has not started: the model is closed before the agent, so the gate's word on that is final, and the session then stands
-at the boundary before the call (INV-15). An answer that has started is on the wire and is waited for.
+at the boundary before the call (INV-15). An answer that has started is on the wire and is waited for. Between two
+tries of a call that failed it stands at that boundary too, so that no checkpoint waits for an engine that is full.
 """
 
 from __future__ import annotations
@@ -17,17 +18,11 @@ import anyio.abc
 import msgspec
 
 from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, flaw, next_tool
+from gym_ckpt.core.patience import Patience
 from gym_ckpt.core.spread import spread
-from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, PeerLost, StaleAttempt
-from gym_ckpt.participants.completions import StreamedCompletion, whole
-from gym_ckpt.participants.model import (
-    CALL_ID,
-    MODEL_CLAIM_PATH,
-    STARTED_PATH,
-    CallRef,
-    StartedReply,
-    StartedRequest,
-)
+from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, StaleAttempt, TransportError, Unavailable
+from gym_ckpt.participants import asked
+from gym_ckpt.participants.model import CALL_ID, MODEL_CLAIM_PATH, CallRef
 from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
 from gym_ckpt.ports import Headers, Ports
 from gym_ckpt.runtime.admission import Pass
@@ -35,10 +30,10 @@ from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_co
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
-from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, accepted, call, refusal, repeated
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, call
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import decode, encode, plain
+from gym_ckpt.wire.messages import plain
 
 CLAIM_PATH = "/v1/agent_sessions/claim"
 
@@ -89,6 +84,8 @@ class Session:
         self.tries = 0
         self.calling: str | None = None
         """The model call under way."""
+        self.resting = False
+        """Between two tries of a model call."""
         self.work: Pass | None = None
         self.made_for: str | None = None
         """The run that its calls say they are made for, as the calls of its environment do."""
@@ -229,17 +226,35 @@ class AgentParticipant(Participant):
         await self.ports.probe("agent.boundary")
 
     async def _call_model(self, session: Session, work: Pass) -> Reply:
-        async def once() -> Reply:
+        patience = Patience()
+        while True:
             await work.boundary()  # a call repeated while admission is closed begins when it is open again
-            session.tries += 1
-            call_id = f"{session.episode.key}.c{len(session.state.calls)}.{session.tries}"
-            session.calling = call_id
+            began = anyio.current_time()
             try:
-                return await self._exchange(session, call_id)
-            finally:
-                session.calling = None
+                return await self._try(session)
+            except (TransportError, Unavailable, PeerRefused) as error:
+                pause_s = asked.pause_s(self.ports, patience, error, anyio.current_time() - began)
+                if pause_s is None:
+                    raise
+            await self._rest(session, work, pause_s)
 
-        return await repeated(self.ports, once)
+    async def _rest(self, session: Session, work: Pass, pause_s: float) -> None:
+        """Wait at the boundary before the call: a checkpoint finds the session parked (INV-15)."""
+        work.park()
+        session.resting = True
+        try:
+            await anyio.sleep(pause_s)
+        finally:
+            session.resting = False
+
+    async def _try(self, session: Session) -> Reply:
+        session.tries += 1
+        call_id = f"{session.episode.key}.c{len(session.state.calls)}.{session.tries}"
+        session.calling = call_id
+        try:
+            return await self._exchange(session, call_id)
+        finally:
+            session.calling = None
 
     async def _exchange(self, session: Session, call_id: str) -> Reply:
         body: dict[str, Any] = {"messages": list(session.state.messages), "return_token_ids": True}
@@ -250,24 +265,12 @@ class AgentParticipant(Participant):
         url = tagged(self._model(session.episode), session.episode, "/v1/chat/completions")
         headers: Headers = (*JSON_HEADERS, (CALL_ID, call_id), *of_run(session.made_for))
         if not self._stream:
-            reply = await self.ports.http.request("POST", url, headers=headers, body=json.dumps(body))
-            return whole(accepted(url, reply).body, call_id)
+            return await asked.answered(self.ports, url, headers, json.dumps(body), call_id)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return await self._streamed(url, headers, json.dumps(body), call_id)
+        return await asked.streamed(self.ports, url, headers, json.dumps(body), call_id)
 
     def _model(self, episode: EpisodeId) -> str:
         return self._model_urls[spread(episode.rollout_id, len(self._model_urls))]
-
-    async def _streamed(self, url: str, headers: Headers, body: bytes, call_id: str) -> Reply:
-        streamed = StreamedCompletion()
-        async with self.ports.http.stream("POST", url, headers=headers, body=body) as reply:
-            if reply.status >= 400:
-                raise await refusal(url, reply)
-            async for chunk in reply.chunks():
-                streamed.feed(chunk)
-        if not streamed.done:
-            raise PeerLost(f"{url}: the stream ended before its answer was whole")
-        return streamed.reply(call_id)
 
     async def _call_tool(self, session: Session, tool: ToolCall) -> tuple[str, int]:
         """The tool's answer for the conversation, and the resources session's revision after it."""
@@ -287,45 +290,31 @@ class AgentParticipant(Participant):
 
     async def settle(self) -> None:
         """Park the sessions whose model call has not started to be answered; those that have started will end."""
-        asked = {
+        calling = {
             session.calling: session
             for session in self._sessions.values()
             if session.calling is not None and session.work is not None
         }
-        if not asked:
+        if not calling:
             return
-        started = await self._started(asked)
-        for call_id, session in asked.items():
+        started = await self._started(calling)
+        for call_id, session in calling.items():
             if session.calling == call_id and call_id not in started and session.work is not None:
                 session.work.park()
                 self.ports.tracer.emit("agent.parked", episode=session.episode.key, call=call_id)
 
-    async def _started(self, asked: dict[str, Session]) -> frozenset[str]:
-        by_model: dict[str, dict[str, Session]] = {}
-        for call_id, session in asked.items():
-            by_model.setdefault(self._model(session.episode), {})[call_id] = session
-        return frozenset[str]().union(*[await self._started_at(*each) for each in sorted(by_model.items())])
-
-    async def _started_at(self, model: str, asked: dict[str, Session]) -> frozenset[str]:
-        refs = [CallRef(session.episode.key, call_id) for call_id, session in asked.items()]
-        body = encode(StartedRequest(refs))
-        headers = (("authorization", f"Bearer {self._token}"),)
-        url = model + STARTED_PATH
-        try:
-            reply = await call(
-                self.ports, "POST", url, body, headers=headers, client=self.ports.control, budget_s=math.inf
-            )
-        except PeerRefused as error:
-            if error.status == 404:
-                return frozenset(asked)  # no gate: every call runs to its end
-            raise
-        return frozenset(decode(reply.body, StartedReply).started)
+    async def _started(self, calling: dict[str, Session]) -> frozenset[str]:
+        by_model: dict[str, list[CallRef]] = {}
+        for call_id, session in calling.items():
+            by_model.setdefault(self._model(session.episode), []).append(CallRef(session.episode.key, call_id))
+        found = [await asked.started(self.ports, model, self._token, refs) for model, refs in sorted(by_model.items())]
+        return frozenset[str]().union(*found)
 
     def _unpark(self, closed: bool) -> None:
         """A call that was parked in mid-air is work again once admission is open: its answer may start from now on, and
         the next checkpoint must not take the session for parked while that is on the wire (INV-15)."""
         for session in self._sessions.values():
-            if not closed and session.work is not None:
+            if not closed and session.work is not None and not session.resting:
                 session.work.go_on()
 
     def live(self) -> Iterable[EpisodeId]:

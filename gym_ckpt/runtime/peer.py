@@ -11,7 +11,7 @@ from typing import TypeVar
 import anyio
 
 from gym_ckpt.errors import BY_CODE, GymCkptError, ProtocolError, TransportError, Unavailable
-from gym_ckpt.limits import PEER_RETRY_BUDGET_S, PEER_RETRY_FIRST_S, PEER_RETRY_MAX_S
+from gym_ckpt.limits import PEER_RETRY_BUDGET_S, PEER_RETRY_FIRST_S, PEER_RETRY_MAX_S, REFUSAL_SAID_BYTES
 from gym_ckpt.ports import Headers, HttpClient, Ports, Reply, ReplyStream
 from gym_ckpt.wire import json
 
@@ -25,8 +25,10 @@ class PeerRefused(GymCkptError):
     """A peer answered with a status that repeating will not change."""
 
     def __init__(self, url: str, reply: Reply) -> None:
-        super().__init__(f"{url} answered {reply.status}: {reply.body[:200].decode('utf-8', 'replace')}")
+        said = reply.body[:REFUSAL_SAID_BYTES].decode("utf-8", "replace")
+        super().__init__(f"{url} answered {reply.status}: {said}")
         self.status = reply.status
+        self.headers = reply.headers
 
 
 async def call(
@@ -53,10 +55,10 @@ async def call(
         reply = await (client or ports.http).request(method, url, headers=(*JSON_HEADERS, *headers), body=body)
         return accepted(url, reply)
 
-    return await repeated(ports, once, budget_s)
+    return await _repeated(ports, once, budget_s)
 
 
-async def repeated(ports: Ports, once: Callable[[], Awaitable[T]], budget_s: float = PEER_RETRY_BUDGET_S) -> T:
+async def _repeated(ports: Ports, once: Callable[[], Awaitable[T]], budget_s: float) -> T:
     """What `once` returns, called again with growing pauses after failures that may pass.
 
     Raises: the last such failure when `budget_s` seconds have gone by since the first; any other at once.
