@@ -106,7 +106,7 @@ def ledger_any_time() -> Patches:
 
 
 def fence_unseen() -> Patches:
-    old = "return Appended.FENCED if fs.exists(path_of(directory, episode, Ending.FENCE)) else None"
+    old = "return Appended.FENCED if there(fs, path_of(directory, episode, Ending.FENCE)) else None"
     return [(rows, "_refused", mutated(rows._refused, old, "return None"))]
 
 

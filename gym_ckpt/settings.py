@@ -114,7 +114,7 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     `resume_from_cache`: continue the latest checkpoint; otherwise this run's earlier ones and rows are forgotten.
     `retry_prepare`: further prepares after the blockers of a missed one were retired. `one_sigterm_s`: SIGTERMs that
     come within so many seconds of the first count as one. `start_over`: when no checkpoint
-    is usable, run unfinished rows from their input instead of refusing.
+    is usable, or a server refuses the state of a whole one, run unfinished rows from their input instead of refusing.
     """
 
     environment: str

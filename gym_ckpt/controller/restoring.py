@@ -1,7 +1,8 @@
 """Putting a checkpoint's rows back on the servers, before anything is dispatched (INV-94).
 
 All or nothing (INV-60): after a failure the attempts that the rows would have had are retired everywhere, and the rows
-start from input one attempt later. A restored attempt is in the dispatch log before the servers are opened. It must
+start from input one attempt later. But where a server refuses the state of a whole checkpoint, the run is refused, for
+nobody asked to give that work up. A restored attempt is in the dispatch log before the servers are opened. It must
 not know how a checkpoint was chosen.
 """
 
@@ -14,7 +15,7 @@ import anyio
 from gym_ckpt.controller.outcome import saved_words
 from gym_ckpt.controller.published import Source
 from gym_ckpt.controller.shared import Coordination, Shared
-from gym_ckpt.errors import AlreadyServing, GymCkptError, ParticipantFailed
+from gym_ckpt.errors import AlreadyServing, GymCkptError, InvalidCheckpointState, ParticipantFailed
 from gym_ckpt.limits import COLLECT_RETRY_FIRST_S
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId, keys
@@ -22,7 +23,11 @@ from gym_ckpt.words import counted
 
 
 async def restore(shared: Shared, coordination: Coordination, source: Source, wanted: tuple[EpisodeId, ...]) -> None:
-    """Restore `wanted` (the attempts that `source` holds) and open the servers; the collection knows the result."""
+    """Restore `wanted` (the attempts that `source` holds) and open the servers; the collection knows the result.
+
+    Raises:
+        InvalidCheckpointState: a server refuses their state, and the run was not told to `start_over`.
+    """
     ports = shared.ports
     restore_id = f"{shared.run_id}-restore"
     began = anyio.current_time()
@@ -35,6 +40,7 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
             restore_id, source.checkpoint_dir, wanted, shared.settings.checkpoint_timeout_s
         )
     except GymCkptError as error:
+        _check_may_start_over(shared, error, source, len(wanted))
         _start_over(shared, [episode.next() for episode in wanted])
         shared.progress.message(f"{_refused(error)}: {counted(len(wanted), 'row')} of it from input again")
         return
@@ -61,6 +67,20 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     saves = f", which saves {saved_words(shared.saved)}" if shared.saved else ""
     text = f"{counted(len(installed), 'row')} restored from checkpoint {source.checkpoint_id}{saves}"
     shared.progress.message(text, event="collector.restored")
+
+
+def _check_may_start_over(shared: Shared, error: GymCkptError, source: Source, rows: int) -> None:
+    """Raise `InvalidCheckpointState` where the servers understood a whole checkpoint and will not have its state: most
+    likely the gym has changed, which can be undone, while the work of its rows could not be had back."""
+    if not (isinstance(error, ParticipantFailed) and isinstance(error.error, InvalidCheckpointState)):
+        return
+    if shared.settings.start_over:
+        return
+    raise InvalidCheckpointState(
+        f"checkpoint {source.checkpoint_id} is whole, and a server refuses its state ({error}): nothing was sent or "
+        "removed; bring back the gym that took it, and run this again; or set collect.start_over to run "
+        f"{counted(rows, 'row')} of it from input"
+    )
 
 
 def _start_over(shared: Shared, attempts: Sequence[EpisodeId]) -> None:

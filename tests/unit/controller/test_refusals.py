@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gym_ckpt.errors import ConfigError, NotCheckpointable
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState, NotCheckpointable, ParticipantFailed, Unavailable
 from gym_ckpt.limits import TASK_MAX_BYTES
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
@@ -27,6 +27,46 @@ async def test_a_directory_of_another_run_is_refused_and_untouched(bench: Bench)
         with pytest.raises(ConfigError, match=r"run \(its content was 6 rollouts, SHA-256 .* and is 1 rollout, "):
             await bench.run(gym_of(), resume_from_cache=resume)
     assert bench.output.read_bytes() == before
+
+
+def changed_gym() -> ParticipantFailed:
+    """What a server says whose `check_session_state` refuses what an earlier version of it exported."""
+    return ParticipantFailed("inventory", "restore", InvalidCheckpointState("session of row-0: no field stock"))
+
+
+async def test_a_whole_checkpoint_that_a_server_refuses_is_not_given_up_unasked(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    checkpoints, newest = bench.checkpoints(), bench.published()
+    for _ in range(2):  # as often as one tries
+        gym = gym_of()
+        gym.faults["restore"] = [changed_gym()]
+        with pytest.raises(InvalidCheckpointState) as refused:
+            await bench.run(gym, resume_from_cache=True)
+        for said in (newest, "no field stock", "bring back the gym that took it", "collect.start_over", "6 rows"):
+            assert said in str(refused.value)
+        assert gym.runs == [] and bench.checkpoints() == checkpoints and bench.published() == newest
+    outcome = await bench.run(gym_of(steps=1), resume_from_cache=True)
+    assert outcome.summary.continued == bench.rows
+    bench.check_whole()
+
+
+async def test_who_is_told_to_start_over_runs_the_rows_of_a_refused_checkpoint_from_input(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of()
+    gym.faults["restore"] = [changed_gym()]
+    outcome = await bench.run(gym, resume_from_cache=True, start_over=True)
+    assert (outcome.summary.continued, outcome.summary.restarted) == (0, bench.rows)
+    assert any("could not be restored" in line for line in bench.recorder.lines)
+    bench.check_whole()
+
+
+async def test_a_restore_that_fails_for_want_of_a_server_starts_its_rows_over_by_itself(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of()
+    gym.faults["restore"] = [ParticipantFailed("inventory", "restore", Unavailable("files cannot be read"))]
+    outcome = await bench.run(gym, resume_from_cache=True)
+    assert outcome.summary.restarted == bench.rows
+    bench.check_whole()
 
 
 async def test_what_differs_from_the_run_of_a_directory_is_named(bench: Bench) -> None:
