@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import anyio
 import msgspec
 
 from faults.patches import Bug, Patches, mutated
@@ -14,7 +16,7 @@ from gym_ckpt.core import phases
 from gym_ckpt.core.admission import AdmissionBook, State, Ticket
 from gym_ckpt.core.forgotten import Forgotten
 from gym_ckpt.participants.agent import AgentParticipant
-from gym_ckpt.participants.environment import EnvironmentParticipant
+from gym_ckpt.participants.environment import EnvironmentParticipant, _Episode
 from gym_ckpt.participants.gate import GatedCall
 from gym_ckpt.participants.model import ModelParticipant
 from gym_ckpt.participants.resources import ResourcesParticipant
@@ -69,6 +71,18 @@ def failed_export_again() -> Patches:
 def signal_forgotten() -> Patches:
     old = "            self._conclude(stopping, await self._take())\n"
     return [(Checkpointer, "run", mutated(Checkpointer.run, old, old + "            interrupts.checkpoint = False\n"))]
+
+
+def parked_time_charged() -> Patches:
+    def pause(self: _Episode) -> None:
+        if self.limit.deadline != math.inf:
+            self._left_s = self.limit.deadline - anyio.current_time()
+
+    def go_on(self: _Episode) -> None:
+        if self.limit.deadline == math.inf:
+            self.limit.deadline = anyio.current_time() + self._left_s
+
+    return [(_Episode, "pause", pause), (_Episode, "go_on", go_on)]
 
 
 # ------------------------------------------------------------------------------------------------- gate
@@ -259,6 +273,12 @@ BUGS: tuple[Bug, ...] = (
         "a session that was parked in a model call at one checkpoint is still parked after it",
         "INV-15",
         parked_for_good,
+    ),
+    Bug(
+        "parked-time-charged",
+        "the time that an episode may work runs on while it is parked for a checkpoint",
+        "INV-24",
+        parked_time_charged,
     ),
     Bug(
         "broken-tool-restored",

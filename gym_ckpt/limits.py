@@ -136,10 +136,10 @@ SERVER_KEEP_ALIVE_S: Final = 15
 ABORT_S: Final = 1.0
 """After DRAIN_S: how long handlers get to end once cancelled."""
 DISK_THREADS: Final = 4
-FILES_PER_ROLLOUT: Final = 4
-"""Open files of one process per rollout in flight: its call, the calls that this makes, and connections kept."""
-FILES_RESERVED: Final = 200
-"""Open files beside those: modules, logs, locks, control."""
+FILES_PER_ROLLOUT: Final = 2
+"""Open files of one process per rollout in flight: its call, and the one that this makes."""
+FILES_RESERVED: Final = 400
+"""Open files beside those: connections kept, modules, logs, locks, control."""
 SWEPT_TRIES: Final = 16
 """A lock file that somebody removes each time before it is locked is somebody's."""
 UNIX_PATH_MAX_BYTES: Final = 100

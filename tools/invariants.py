@@ -28,7 +28,6 @@ NOT_ABOUT = frozenset({"test_invariants_table.py", "test_docs_simulator.py", "te
 """Tests of this table, of documents and of pictures: they name numbers as examples and check none."""
 
 NOT_BUILT: dict[int, str] = {
-    24: "a time-out of an episode that stops while it is parked",
     **dict.fromkeys(range(70, 76), "cuts of generations"),
     **dict.fromkeys(range(80, 85), "several workers of one server"),
     **dict.fromkeys(range(100, 104), "the trace and ledger of the training side"),

@@ -21,6 +21,7 @@ from gym_ckpt.ports import Ports
 from gym_ckpt.settings import AgentSettings, ModelSettings, ResourcesSettings
 from sim.cluster import CONTROLLER, FOREIGN, LEDGER, OUTPUT, RUN_DIR, Cluster
 from sim.oracle.calls import Boundary, Starts, Strangers, Waiting
+from sim.oracle.charged import Charged
 from sim.oracle.collector import Asked, Dispatching, Stops
 from sim.oracle.contents import Delivered, Scope
 from sim.oracle.disk import RunDirectory, Written
@@ -91,6 +92,7 @@ class Oracle:
             Unchanged(findings),
             Final(findings),
             Boundary(findings, archive, agents),
+            Charged(findings, archive),
             Starts(findings, known, world.network, models),
             Waiting(findings, known),
             Strangers(findings, known),

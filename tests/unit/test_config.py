@@ -155,9 +155,9 @@ def test_a_process_that_could_not_hold_its_calls_is_not_started() -> None:
     """Out of open files it would accept no connection, and take no checkpoint."""
     given = {"environment": "environment", "input": "in.jsonl", "output": "out.jsonl"}
     settings = load(changed("collect", given | {"concurrency": 1000})).settings
-    check_open_files(settings, 4200)
+    check_open_files(settings, 2400)
     with pytest.raises(
-        ConfigError, match=r"collect.concurrency: 1,000 rows .* 4200 open files .* 1024 .* lower it to 206"
+        ConfigError, match=r"collect.concurrency: 1,000 rows .* 2400 open files .* 1024 .* lower it to 312"
     ):
         check_open_files(settings, 1024)
 
