@@ -119,7 +119,8 @@ LOG_UNSYNCED_MAX_BYTES: Final = 8 * 1024 * 1024
 MANIFEST_MAX_BYTES: Final = 64 * 1024
 """A manifest, a pointer or an owner's file; anything longer is damage."""
 PUBLISHED_LISTED_MAX: Final = 256
-"""Published checkpoints that the pointer remembers; older ones count as partial directories and may be pruned."""
+"""Published checkpoints that the pointer remembers, and so the most that can be kept; older ones count as partial
+directories and may be pruned."""
 COLLECTION_MAX_BYTES: Final = 1024 * 1024 * 1024
 """A collection of a million rows fits."""
 assert PUBLISHED_LISTED_MAX * (CHECKPOINT_ID_MAX_BYTES + 8) < MANIFEST_MAX_BYTES

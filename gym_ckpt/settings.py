@@ -13,7 +13,14 @@ import msgspec
 from msgspec import Meta
 
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.limits import BUDGET_MAX_S, EPISODE_TIMEOUT_S, LEASE_GRACE_S, ONE_SIGTERM_MAX_S, ONE_SIGTERM_S
+from gym_ckpt.limits import (
+    BUDGET_MAX_S,
+    EPISODE_TIMEOUT_S,
+    LEASE_GRACE_S,
+    ONE_SIGTERM_MAX_S,
+    ONE_SIGTERM_S,
+    PUBLISHED_LISTED_MAX,
+)
 from gym_ckpt.types import Kind
 
 Positive = Annotated[float, Meta(gt=0)]
@@ -126,7 +133,7 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     checkpoint_dir: str | None = None
     checkpoint_every_s: Positive | None = None
     checkpoint_timeout_s: Annotated[float, Meta(gt=0, le=BUDGET_MAX_S)] = 300.0
-    keep_checkpoints: Count = 2
+    keep_checkpoints: Annotated[int, Meta(ge=1, le=PUBLISHED_LISTED_MAX)] = 2
     resume_from_cache: bool = False
     retry_prepare: Annotated[int, Meta(ge=0)] = 1
     one_sigterm_s: Annotated[float, Meta(ge=0, le=ONE_SIGTERM_MAX_S)] = ONE_SIGTERM_S

@@ -13,8 +13,14 @@ from typing import Any
 import anyio
 
 from gym_ckpt.controller.interrupts import Wake
-from gym_ckpt.errors import GymCkptError
-from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, COLLECT_RETRY_MAX_S, REASON_MAX_CHARS, ROWS_RETRY_BUDGET_S
+from gym_ckpt.errors import GymCkptError, NotLossless
+from gym_ckpt.limits import (
+    COLLECT_RETRY_FIRST_S,
+    COLLECT_RETRY_MAX_S,
+    LOG_LINE_MAX_BYTES,
+    REASON_MAX_CHARS,
+    ROWS_RETRY_BUDGET_S,
+)
 from gym_ckpt.ports import Ports
 from gym_ckpt.storage.appendlog import AppendLog
 from gym_ckpt.storage.files import reason
@@ -45,9 +51,12 @@ class RowFiles:
 
     @staticmethod
     def encode(episode: EpisodeId, result: dict[str, Any]) -> bytes:
-        """An output row. Raises `NotLossless`."""
+        """An output row. Raises `NotLossless`, also for one that no restart could read again."""
         own = {"rollout_id": episode.rollout_id, "attempt": episode.attempt}
-        return json.dumps({**own, **{key: value for key, value in result.items() if key not in own}})
+        line = json.dumps({**own, **{key: value for key, value in result.items() if key not in own}})
+        if len(line) > LOG_LINE_MAX_BYTES:
+            raise NotLossless("$", f"its row has {len(line):,} bytes, and {LOG_LINE_MAX_BYTES:,} are allowed")
+        return line
 
     def finished(self, episode: EpisodeId, line: bytes) -> None:
         """Queue an output row made by `encode`."""

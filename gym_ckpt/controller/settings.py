@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gym_ckpt.controller.shared import Coordination
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.limits import BUDGET_MAX_S, ONE_SIGTERM_MAX_S
+from gym_ckpt.limits import BUDGET_MAX_S, ONE_SIGTERM_MAX_S, PUBLISHED_LISTED_MAX
 from gym_ckpt.settings import CollectSettings
 
 __all__ = ["CollectSettings", "check"]
@@ -18,6 +18,8 @@ def check(settings: CollectSettings, coordination: Coordination | None) -> None:
     for key in ("repeats", "concurrency", "max_attempts", "keep_checkpoints"):
         if getattr(settings, key) < 1:
             raise ConfigError(f"collect.{key}: {getattr(settings, key)} is less than 1")
+    if settings.keep_checkpoints > PUBLISHED_LISTED_MAX:
+        raise ConfigError(f"collect.keep_checkpoints: {settings.keep_checkpoints} is more than {PUBLISHED_LISTED_MAX}")
     if settings.retry_prepare < 0:
         raise ConfigError(f"collect.retry_prepare: {settings.retry_prepare} is less than 0")
     if not 0 < settings.checkpoint_timeout_s <= BUDGET_MAX_S:

@@ -79,6 +79,21 @@ async def test_a_row_that_cannot_be_written_is_a_failure_and_the_others_are_rows
     assert [(row["rollout_id"], row["final"]) for row in bench.failures()] == [("row-1", False), ("row-1", True)]
 
 
+async def test_a_row_longer_than_a_restart_reads_is_a_failure_and_the_output_stays_readable(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("controller.rows", "controller.summary", "storage.appendlog"):
+        monkeypatch.setattr(f"gym_ckpt.{module}.LOG_LINE_MAX_BYTES", 100_000)
+    edge = {size: json.dumps({"text": "x" * (size - len('{"rollout_id":"row-1","attempt":0,"text":""}'))}).encode()
+            for size in (100_000, 100_001)}  # fmt: skip
+    outcome = await bench.run(Saying({"row-1": edge[100_000], "row-2": edge[100_001]}), max_attempts=1)
+    assert outcome.exit_code == 1 and max(map(len, bench.output.read_bytes().splitlines())) == 100_000
+    (failed,) = bench.failures()
+    assert failed["rollout_id"] == "row-2" and "its row has 100,001 bytes, and 100,000 are allowed" in failed["reason"]
+    again = await bench.run(gym_of(), resume_from_cache=True)
+    assert again.summary.figures is not None and again.summary.figures.rows == 2
+
+
 async def test_a_huge_row_is_a_row(bench: Bench) -> None:
     huge = json.dumps({"reward": 1.0, "text": "x" * (8 * 1024 * 1024)}).encode()
     outcome = await bench.run(Saying({"row-1": huge}))

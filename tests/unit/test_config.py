@@ -126,13 +126,14 @@ def test_what_is_wrong_is_named_by_its_path(path: str, value: Any, words: str) -
     [
         ({"output": "run"}, "collect.output: is collect.checkpoint_dir, too"),
         ({"output": "below/../in.jsonl"}, "collect.output: is collect.input, too"),
+        ({"keep_checkpoints": 257}, "collect.keep_checkpoints: expected a whole number <= 256"),
         ({"output": "below"}, "below is a directory: give the name of a file in it"),
         ({"output": "in.jsonl/deep/out.jsonl"}, "collect.output: {folder}/in.jsonl is a file, and would have to be"),
         ({"checkpoint_dir": "in.jsonl"}, "collect.checkpoint_dir: {folder}/in.jsonl is a file, and would have to be"),
     ],
 )
 def test_files_of_a_collection_that_cannot_be_what_they_are_to_be(
-    keys: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keys: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "in.jsonl").touch()
     (tmp_path / "below").mkdir()

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState, NotCheckpointable, ParticipantFailed, Unavailable
-from gym_ckpt.limits import TASK_MAX_BYTES
+from gym_ckpt.limits import PUBLISHED_LISTED_MAX, TASK_MAX_BYTES
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +76,12 @@ async def test_what_differs_from_the_run_of_a_directory_is_named(bench: Bench) -
         await bench.run(gym_of(), output=other)
     with pytest.raises(ConfigError, match=r"collect\.repeats was 1 and is 2; its content was"):
         await bench.run(gym_of(), repeats=2)
+
+
+async def test_more_checkpoints_than_the_pointer_lists_cannot_be_kept(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match=f"keep_checkpoints: {PUBLISHED_LISTED_MAX + 1} is more than"):
+        await bench.run(gym_of(), keep_checkpoints=PUBLISHED_LISTED_MAX + 1)
+    assert (await bench.run(gym_of(), keep_checkpoints=PUBLISHED_LISTED_MAX)).exit_code == 0
 
 
 @pytest.mark.parametrize("resume", [False, True])
