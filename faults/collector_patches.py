@@ -44,8 +44,8 @@ def retire_beside_checkpoint() -> Patches:
 
 
 def retire_what_replied() -> Patches:
-    old = "verdict = shared.collection.failed(episode)"
-    return [(Rollouts, "settle", mutated(Rollouts.settle, old, "verdict = shared.collection.lost(episode)"))]
+    old = "verdict = shared.collection.failed(episode, now)"
+    return [(Rollouts, "settle", mutated(Rollouts.settle, old, "verdict = shared.collection.lost(episode, now)"))]
 
 
 def continued_unsaid() -> Patches:
@@ -136,7 +136,7 @@ def forget_early() -> Patches:
 
 
 def blockers_stay() -> Patches:
-    old = "            shared.collection.lost(episode)\n"
+    old = "            shared.collection.lost(episode, anyio.current_time())\n"
     return [(Checkpointer, "_take", mutated(Checkpointer._take, old, "            pass\n"))]
 
 

@@ -150,6 +150,12 @@ assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client l
 # Rollout collection.
 LOST_ATTEMPTS_MAX: Final = 100
 """Attempts of one row that ended without a reply, or blocked a checkpoint, before the row is given up."""
+ROW_REST_FIRST_S: Final = 0.2
+ROW_REST_MAX_S: Final = 60.0
+"""How long a row rests after the first of its attempts that failed or was lost, and at the most."""
+ROW_FAILED_GROWTH: Final = 20.0
+ROW_LOST_GROWTH: Final = 2.0
+"""Growth of that rest with each further one: failures are few (`max_attempts`), losses may be many."""
 DISPATCH_LOG_SLACK: Final = 2
 """A dispatch log with more than this many lines per rollout is written anew when a run starts."""
 PREPARE_SHARE: Final = 2 / 3

@@ -124,7 +124,7 @@ class Checkpointer:
                         break
                     blockers = [episode for episode in missed.blockers if shared.collection.is_current(episode)]
                 for episode in blockers:
-                    shared.collection.lost(episode)
+                    shared.collection.lost(episode, anyio.current_time())
                 try:
                     with anyio.CancelScope(deadline=until) as limit:
                         await self._housekeeping.retire_waiting()

@@ -58,6 +58,7 @@ class Pace:
     def line(self, counts: Counts) -> str:
         left = self.left_s(counts)
         lost = f"{counts.retiring} without a reply, " if counts.retiring else ""
+        lost += f"{counts.resting} wait to be tried again, " if counts.resting else ""
         return (
             f"{counts.finished}/{counts.rows} finished, {counts.in_flight} in flight, {lost}{self.restored} restored, "
             f"{counts.failed} failed, {self.rate(counts):.2f} rows/s, "

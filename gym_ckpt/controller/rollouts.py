@@ -36,8 +36,10 @@ class Rollouts:
         delay_s = COLLECT_RETRY_FIRST_S
         async with Tasks() as calls:
             while True:
+                shared.collection.rested(anyio.current_time())
                 if not shared.collection.dispatchable or shared.interrupts.stopping:
-                    await shared.dispatch_wake.wait()
+                    with anyio.CancelScope(deadline=shared.collection.next_rested):
+                        await shared.dispatch_wake.wait()
                     continue
                 async with shared.dispatch_gate:
                     logged = await self._dispatch(calls)
@@ -87,7 +89,7 @@ class Rollouts:
 
     def settle(self, episode: EpisodeId, outcome: Finished | Failed | Lost) -> None:
         """Book the end of an attempt's `/run`."""
-        shared = self._shared
+        shared, now = self._shared, anyio.current_time()
         line = b""
         if isinstance(outcome, Finished):
             try:
@@ -98,10 +100,10 @@ class Rollouts:
             if shared.collection.finished(episode) is Verdict.FINAL:
                 shared.rows.finished(episode, line)
         elif isinstance(outcome, Failed):
-            verdict = shared.collection.failed(episode)
+            verdict = shared.collection.failed(episode, now)
             if verdict is not Verdict.IGNORED:
                 shared.failed(episode, outcome.reason, final=verdict is Verdict.FINAL)
-        elif shared.collection.lost(episode, unreached=outcome.how is Loss.UNREACHED) is not Verdict.IGNORED:
+        elif shared.collection.lost(episode, now, unreached=outcome.how is Loss.UNREACHED) is not Verdict.IGNORED:
             shared.losses_in_a_row += 1
             shared.unsaid_losses.append((episode, outcome.reason, outcome.how))
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)

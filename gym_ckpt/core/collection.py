@@ -4,9 +4,13 @@ One `Collection` per run of the controller. Every method is synchronous and cost
 copy per event would make a run of n rows cost n², so this machine mutates, and `rows()` shows it whole for comparison.
 
         waiting ──take──▶ in flight ──finished──▶ finished
-        restored ─take──▶     │ ├────failed─────▶ waiting (attempt + 1) | failed, after `max_attempts`
-                              │ └──lost/blocked─▶ retiring ──retired──▶ waiting (attempt + 1) | failed, after a bound
+        restored ─take──▶     │ ├────failed─────▶ resting (attempt + 1) | failed, after `max_attempts`
+                              │ └──lost/blocked─▶ retiring ──retired──▶ resting (attempt + 1) | failed, after a bound
         restored ─────────────┴─restore failed──▶ retiring
+        resting ──rested──▶ waiting
+
+A row rests after an attempt that failed or was lost, the longer the more of them there were: what ails it may pass. The
+rest begins with the end of the attempt, and is over with the run: a restart sends its rows at once.
 
 Keeps INV-2 (a row finishes once, and a late reply of an attempt that is being retired counts for nothing), INV-90 (no
 row is taken while a checkpoint is open), INV-91 (`scope`), INV-93 (retired: only rows without a reply, never while a
@@ -20,12 +24,14 @@ It must not know how anything is sent or stored.
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gym_ckpt.limits import LOST_ATTEMPTS_MAX
+from gym_ckpt.limits import LOST_ATTEMPTS_MAX, ROW_FAILED_GROWTH, ROW_LOST_GROWTH, ROW_REST_FIRST_S, ROW_REST_MAX_S
 from gym_ckpt.types import EpisodeId
 
 
@@ -38,6 +44,8 @@ class RowState(StrEnum):
     IN_FLIGHT = "in flight"
     RETIRING = "retiring"
     """This attempt may still run somewhere; the next must not start before it is retired everywhere."""
+    RESTING = "resting"
+    """It waits until it is time for its next attempt."""
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -62,6 +70,8 @@ class Row:
     lost: int = 0
     restored: bool = False
     """This attempt continues a checkpoint; sent but not logged, it goes back to RESTORED."""
+    rest_until: float = 0.0
+    """When its next attempt may be sent, on the clock of this run."""
     marked: bool = False
     """Servers may keep something of its attempts (a mark, delivered calls): to be forgotten at its end."""
 
@@ -81,6 +91,7 @@ class Counts:
     retiring: int
     finished: int
     failed: int
+    resting: int = 0
 
 
 class Collection:
@@ -91,6 +102,9 @@ class Collection:
         self._concurrency = concurrency
         self._max_attempts = max_attempts
         self._queues = {RowState.RESTORED: deque[str](), RowState.WAITING: deque[str]()}
+        self._resting: list[tuple[float, int, str]] = []
+        """A heap: when each may be sent, and its place among equals."""
+        self._rests = 0
         self._retiring: dict[str, None] = {}
         self._in_flight: dict[str, None] = {}
         self._unreached: dict[str, None] = {}
@@ -117,6 +131,17 @@ class Collection:
             return 0
         ready = self._number[RowState.RESTORED] + self._number[RowState.WAITING]
         return max(0, min(ready, self._concurrency - self._number[RowState.IN_FLIGHT]))
+
+    @property
+    def next_rested(self) -> float:
+        """When `rested` will have something to do; infinite while no row rests."""
+        return self._resting[0][0] if self._resting else math.inf
+
+    def rested(self, now: float) -> None:
+        """Rows that have rested long enough by now wait to be taken."""
+        while self._resting and self.next_rested <= now:
+            _, _, name = heapq.heappop(self._resting)
+            self._move(self._rows[name], RowState.WAITING)
 
     @property
     def to_retire(self) -> bool:
@@ -146,6 +171,7 @@ class Collection:
             retiring=number[RowState.RETIRING],
             finished=number[RowState.FINISHED],
             failed=number[RowState.FAILED],
+            resting=number[RowState.RESTING],
         )
 
     def rows(self) -> list[Row]:
@@ -199,7 +225,7 @@ class Collection:
         self._move(row, RowState.FINISHED)
         return Verdict.FINAL
 
-    def failed(self, episode: EpisodeId) -> Verdict:
+    def failed(self, episode: EpisodeId, now: float) -> Verdict:
         """A reply that is a failure: it released the attempt on the servers and costs one of `max_attempts`."""
         if not self.is_current(episode):
             return Verdict.IGNORED
@@ -209,10 +235,11 @@ class Collection:
             self._move(row, RowState.FAILED)
             return Verdict.FINAL
         row.attempt += 1
-        self._move(row, RowState.WAITING)
+        row.rest_until = now + _rest_s(row.failures, ROW_FAILED_GROWTH)
+        self._move(row, RowState.RESTING)
         return Verdict.AGAIN
 
-    def lost(self, episode: EpisodeId, *, unreached: bool = False) -> Verdict:
+    def lost(self, episode: EpisodeId, now: float, *, unreached: bool = False) -> Verdict:
         """No reply, or the attempt blocks a checkpoint: it must be retired everywhere before the next one (INV-93).
 
         `unreached`: its call certainly reached nobody, and neither would that of another row.
@@ -221,6 +248,7 @@ class Collection:
             return Verdict.IGNORED
         row = self._current(episode)
         row.lost += 1
+        row.rest_until = now + _rest_s(row.lost, ROW_LOST_GROWTH)
         self._move(row, RowState.RETIRING)
         if unreached:
             self._unreached[row.rollout_id] = None
@@ -276,7 +304,7 @@ class Collection:
                 self._move(row, RowState.FAILED)
             else:
                 row.attempt += 1
-                self._move(row, RowState.WAITING)
+                self._move(row, RowState.RESTING if row.rest_until else RowState.WAITING)
         return given_up
 
     def forget_batch(self, limit: int) -> tuple[EpisodeId, ...]:
@@ -312,7 +340,15 @@ class Collection:
                 queue.append(name)
         elif row.state is RowState.IN_FLIGHT:
             self._in_flight[name] = None
+        elif row.state is RowState.RESTING:
+            self._rests += 1
+            heapq.heappush(self._resting, (row.rest_until, self._rests, name))
         elif row.state is RowState.RETIRING:
             self._retiring[name] = None
         elif row.marked:
             self._forgettable[name] = None
+
+
+def _rest_s(ended: int, growth: float) -> float:
+    """How long a row rests after so many attempts that ended in one way. The exponent is bounded, as the rest is."""
+    return min(ROW_REST_FIRST_S * growth ** min(ended - 1, 64), ROW_REST_MAX_S)

@@ -8,6 +8,7 @@ restored again on fresh servers (INV-65); scope is what INV-91 says; and at the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -110,7 +111,8 @@ class Collecting(RuleBasedStateMachine):
         episode = self.pick(number)
         self.calls.remove(episode)
         self.running.discard(episode)
-        verdict = self.collection.failed(episode)
+        verdict = self.collection.failed(episode, 0.0)
+        self.collection.rested(math.inf)
         if verdict is not Verdict.IGNORED:
             self.failures.append((episode, verdict is Verdict.FINAL))
 
@@ -120,7 +122,7 @@ class Collecting(RuleBasedStateMachine):
         """The reply is lost; whether the episode runs on, the collector cannot know: it does."""
         episode = self.pick(number)
         self.calls.remove(episode)
-        self.collection.lost(episode)
+        self.collection.lost(episode, 0.0)
 
     @precondition(lambda self: self.calls)
     @rule(number=index)
@@ -129,7 +131,7 @@ class Collecting(RuleBasedStateMachine):
         episode = self.pick(number)
         self.calls.remove(episode)
         self.running.discard(episode)
-        if self.collection.lost(episode, unreached=True) is Verdict.AGAIN:
+        if self.collection.lost(episode, 0.0, unreached=True) is Verdict.AGAIN:
             assert self.collection.dispatchable == 0, "nor would another one"
 
     @precondition(lambda self: self.calls and not self.open)
@@ -137,7 +139,7 @@ class Collecting(RuleBasedStateMachine):
     def block(self, number: int) -> None:
         """It kept a checkpoint from being ready; its call is still out, and may even be answered."""
         self.given_up.add(self.pick(number))
-        self.collection.lost(self.pick(number))
+        self.collection.lost(self.pick(number), 0.0)
 
     @precondition(lambda self: not self.open and self.collection.to_retire)
     @rule(limit=st.integers(1, 3), unreached=rarely)
@@ -149,6 +151,7 @@ class Collecting(RuleBasedStateMachine):
             self.marks[episode.rollout_id] = episode.attempt
         if not unreached:
             assert self.collection.retired(batch) == []
+            self.collection.rested(math.inf)
 
     @precondition(lambda self: not self.open)
     @rule()
