@@ -186,6 +186,8 @@ REPLY_ON_THE_WIRE_S: Final = 2.0
 """How long a checkpoint waits for replies of episodes that no participant holds any more."""
 ROWS_FLUSH_AT_STOP_S: Final = 20.0
 """How long the end of a run tries to make finished rows durable: a stop only as far as its own time goes."""
+FIGURES_PIECE_BYTES: Final = 16 * 1024 * 1024
+"""Of the output, read for the figures before a run looks whether it has been told to stop."""
 ROWS_RETRY_BUDGET_S: Final = 600.0
 """How long finished rows that cannot be written (a full disk) are kept in memory and tried again."""
 PROGRESS_EVERY_S: Final = 5.0

@@ -32,7 +32,7 @@ from gym_ckpt.controller.rows import failures_path
 from gym_ckpt.controller.settings import check
 from gym_ckpt.controller.shared import Coordination, Shared
 from gym_ckpt.controller.startup import Started, start
-from gym_ckpt.controller.summary import figures_of
+from gym_ckpt.controller.summary import FiguresReader, RowFigures
 from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core.collection import Collection
 from gym_ckpt.errors import GymCkptError
@@ -128,7 +128,7 @@ class _Run:
             outcome = cut_short(
                 counts, self._in_force, interrupted=self._interrupts.interrupted, restored=self._restored
             )
-            outcome = await self._summarized(outcome)  # the directory is free already: this may take what it takes
+            outcome = await self._summarized(outcome)
         assert outcome is not None, "only a second SIGTERM and SIGINT cancel a run"
         self._ports.tracer.emit("collector.exit", status=outcome.exit_code, message=outcome.message)
         return outcome
@@ -264,6 +264,18 @@ class _Run:
             outcome = stopped(counts, checkpointer.previous, checkpointer.failure, checkpointer.nothing_to_save)
         return await self._summarized(outcome)
 
+    async def _figures(self) -> RowFigures | None:
+        """Figures over the whole output; None where a stop has no time for reading more of it."""
+        interrupts, began = self._interrupts, anyio.current_time()
+        reader = FiguresReader(self._settings.output)
+        while True:
+            figures = await self._ports.disk.run(reader.more())
+            if figures is not None or interrupts.cut_short:
+                return figures
+            until = min(began, interrupts.told + self._settings.checkpoint_timeout_s) + STOP_REST_S
+            if interrupts.stopping and anyio.current_time() >= until:
+                return None
+
     async def _summarized(self, outcome: Outcome) -> Outcome:
         """With its figures, if rows could be sent."""
         shared, checkpointer = self._shared, self._checkpointer
@@ -271,7 +283,9 @@ class _Run:
             return outcome
         figures = None
         try:
-            figures = await self._ports.disk.run(figures_of(self._settings.output))
+            figures = await self._figures()
+            if figures is None:
+                outcome = replace(outcome, message=f"{outcome.message}; no figures: the output is too long for a stop")
         except (OSError, ValueError) as error:
             message = f"{outcome.message}; no figures: {error}"
             outcome = replace(outcome, exit_code=outcome.exit_code or 1, message=message)

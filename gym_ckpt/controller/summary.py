@@ -6,11 +6,11 @@ It must not know which rows were continued; whoever ran them does.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_ckpt.limits import LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES
+from gym_ckpt.limits import FIGURES_PIECE_BYTES, LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import chunks_of, there
 from gym_ckpt.storage.lines import split_lines
@@ -38,21 +38,37 @@ class RowFigures:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
-def figures_of(path: str) -> Job[RowFigures]:
-    """Read the whole output file. Raises (by the job) `OSError`, `ValueError` of a damaged line."""
+class FiguresReader:
+    """Reads the whole output file, piece by piece, so that whoever is in a hurry can leave it."""
 
-    def job(fs: FileSystem) -> Generator[str, None, RowFigures]:
-        yield "summary.read"
-        values: dict[str, list[float]] = {}
-        rows = 0
-        if there(fs, path):
-            for line, whole in split_lines(chunks_of(fs, path, READ_CHUNK_BYTES), LOG_LINE_MAX_BYTES):
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lines: Iterator[tuple[bytes, bool]] | None = None
+        self._values: dict[str, list[float]] = {}
+        self._rows = 0
+
+    def more(self) -> Job[RowFigures | None]:
+        """Read the next piece: the figures once it was the last, else None.
+
+        Raises (by the job): `OSError`, `ValueError` of a damaged line.
+        """
+
+        def job(fs: FileSystem) -> Generator[str, None, RowFigures | None]:
+            yield "summary.read"
+            if self._lines is None:
+                found = chunks_of(fs, self._path, READ_CHUNK_BYTES) if there(fs, self._path) else iter(())
+                self._lines = split_lines(found, LOG_LINE_MAX_BYTES)
+            size = 0
+            for line, whole in self._lines:
                 if whole and line.strip():
-                    rows += 1
-                    _add(json.loads(line), values)
-        return RowFigures(rows, {name: _metric(values[name]) for name in sorted(values)})
+                    self._rows += 1
+                    _add(json.loads(line), self._values)
+                size += len(line)
+                if size >= FIGURES_PIECE_BYTES:
+                    return None
+            return RowFigures(self._rows, {name: _metric(self._values[name]) for name in sorted(self._values)})
 
-    return job
+        return job
 
 
 def _add(row: dict[str, Any], values: dict[str, list[float]]) -> None:

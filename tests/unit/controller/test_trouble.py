@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
 
 import anyio
 import pytest
 
+from gym_ckpt.controller.summary import FiguresReader
+from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import PATIENCE_S, Bench, gym_of, slow_gym, stop_in_the_middle
 from tests.unit.controller.fake_gym import broken
@@ -223,6 +226,60 @@ async def test_the_summary_is_the_same_whether_or_not_the_run_was_interrupted(be
     assert interrupted.summary.figures == calm.summary.figures
     lines = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
     assert len({line["run_id"] for line in lines if "run_id" in line}) == 2, "each process is a run of its own"
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An output that nobody reads to its end; the paths that were read, a piece each."""
+    reads: list[str] = []
+
+    def more(reader: FiguresReader) -> Job[None]:
+        def job(_: FileSystem) -> Generator[str, None, None]:
+            yield "summary.read"
+            reads.append(str(reader))
+
+        return job
+
+    monkeypatch.setattr(FiguresReader, "more", more)
+    return reads
+
+
+@pytest.mark.parametrize("complete", [False, True])
+async def test_a_stop_leaves_an_output_that_takes_long_to_read(
+    bench: Bench, endless: list[str], complete: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that comes while a complete run reads it."""
+    monkeypatch.setattr("gym_ckpt.controller.collect.STOP_REST_S", 0.05)
+    gym = gym_of(steps=1) if complete else await slow_gym(bench.rows)
+
+    async def script() -> None:
+        await bench.until(lambda: endless if complete else len(gym.runs) == bench.rows)
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 0 and endless and outcome.summary.figures is None
+    assert outcome.message.endswith("; no figures: the output is too long for a stop")
+
+
+async def test_a_second_sigterm_ends_the_reading_of_figures(
+    bench: Bench, endless: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_ckpt.controller.collect.STOP_REST_S", 10 * PATIENCE_S)
+
+    async def script() -> None:
+        await bench.until(lambda: endless)
+        bench.signals.send("SIGTERM")
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym_of(steps=1), script, one_sigterm_s=0.0)
+    assert outcome.exit_code == 143 and outcome.summary.figures is None
+
+
+async def test_figures_are_the_same_in_however_many_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = await bench.run(gym_of(steps=1))
+    monkeypatch.setattr("gym_ckpt.controller.summary.FIGURES_PIECE_BYTES", 1)
+    pieces = await bench.run(gym_of(), resume_from_cache=True)
+    assert whole.summary.figures is not None and pieces.summary.figures == whole.summary.figures
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after its effect"])
