@@ -1,6 +1,6 @@
 """The commands `gym-ckpt sim ...`: run one seed, fuzz many, replay a failure, look for planted bugs.
 
-Exit status 1 when anything was found. Mounted by `gym_ckpt.cli.simulator`, by name.
+Exit status 1 when anything was found, 130 when Ctrl-C ended it before. Mounted by `gym_ckpt.cli.simulator`, by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import click
 
 from faults.bugs import BUGS
 from faults.draw import PROFILES
+from gym_ckpt.cli.endings import INTERRUPTED
 from gym_ckpt.cli.numbers import Real, Whole
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
@@ -23,7 +24,7 @@ from sim.history import History, kept
 from sim.options import BugName, Picture, Seeds
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
-from sim.replay import Recorded, of_file, recorded, refusal, replay_until, stopped
+from sim.replay import Recorded, of_file, recorded, refusal, replay_until, short_of, stopped
 from sim.replay import replay as play
 from sim.report import as_json, place_of, screen
 from sim.run import Verdict, run_seed
@@ -149,6 +150,8 @@ def fuzz(
         click.echo(summary.words())
     if trouble is not None:
         click.echo(trouble, err=True)
+    if summary.interrupted and not summary.figures.failed:
+        raise click.exceptions.Exit(INTERRUPTED)
     if not summary.ok:
         raise click.exceptions.Exit(FOUND)
 
@@ -214,6 +217,8 @@ def replay(
       gym-ckpt sim replay default-17 --pdb
       gym-ckpt sim replay --seed 17 --plan plan.json --html run.html
     """
+    if pdb_ and (as_json_ or html_ is not None or perfetto_ is not None):
+        raise click.UsageError("--pdb is for a person at the prompt: it draws nothing, and prints no JSON")
     if failure is not None and seed is None and plan is None:
         record, command = recorded(failure), f"gym-ckpt sim replay {failure}"
     elif failure is None and seed is not None and plan is not None:
@@ -233,6 +238,8 @@ def replay(
         click.echo(json.dumps(as_json(verdict)).decode())
     else:
         click.echo(_told(verdict, command) if until is None else stopped(verdict, until))
+    if until is not None and (short := short_of(verdict, until)) is not None:
+        raise click.ClickException(short)
     _exit(verdict)
 
 
@@ -270,14 +277,22 @@ def bugs(only: tuple[str, ...], list_: bool, seeds: range, jobs: int | None, pro
       gym-ckpt sim bugs
       gym-ckpt sim bugs --list
     """
+    names = only or tuple(BUGS)
     if list_:
-        for name in only or BUGS:
-            click.echo(f"{name:<34}{BUGS[name].intent}")
+        if as_json_:
+            listed = [{"bug": name, "intent": BUGS[name].intent, "ground": BUGS[name].ground} for name in names]
+            click.echo(json.dumps(listed).decode())
+        else:
+            click.echo("\n".join(f"{name:<34}{BUGS[name].intent}" for name in names))
         return
     rows: list[dict[str, object]] = []
-    for name in only or BUGS:
+    interrupted = False
+    for name in names:
         began = time.perf_counter()
         summary = campaign(seeds, profile, jobs=jobs, bug=name, failures_max=1, explain=False)
+        interrupted = summary.interrupted
+        if interrupted:
+            break
         rows.append(_hunt(name, summary, time.perf_counter() - began))
         if not as_json_:
             click.echo(_hunted(rows[-1]))
@@ -285,7 +300,9 @@ def bugs(only: tuple[str, ...], list_: bool, seeds: range, jobs: int | None, pro
     if as_json_:
         click.echo(json.dumps({"planted": len(rows), "found": len(found), "bugs": rows}).decode())
     else:
-        click.echo(f"{len(found)} of {len(rows)} found")
+        click.echo(f"{len(found)} of {len(rows)} found{', interrupted' if interrupted else ''}")
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
     if len(found) < len(rows):
         raise click.exceptions.Exit(FOUND)
 

@@ -91,10 +91,18 @@ def refusal(record: Recorded) -> str | None:
     return f"this cannot be the run that was kept: {changed}. Its plan runs all the same, and may go another way"
 
 
+def short_of(verdict: Verdict, until: Until) -> str | None:
+    """Why a run that was to stop there did not, for a person; None where it did."""
+    over = verdict.events < until.event if until.event is not None else verdict.virtual_s <= (until.t or 0.0)
+    events = counted(verdict.events, "event")
+    return f"the run has only {events}, and is over before {until.words()}" if over else None
+
+
 def stopped(verdict: Verdict, until: Until) -> str:
     """What had happened by then, for a person."""
     t = verdict.rows[-1].t if verdict.rows else 0.0
-    lines = [f"stopped after {until.words()}: {counted(verdict.events, 'event')}, {t:.6f} virtual seconds"]
+    where = f"stopped after {until.words()}" if short_of(verdict, until) is None else "the run is over"
+    lines = [f"{where}: {counted(verdict.events, 'event')}, {t:.6f} virtual seconds"]
     lines += [f"  {each.invariant} broken at event {each.event_index}: {each.seen}" for each in verdict.violations]
     lines += ["", f"the last {EVENTS_SHOWN} events:", *(f"  {line_of(row)}" for row in verdict.rows[-EVENTS_SHOWN:])]
     return "\n".join(lines)

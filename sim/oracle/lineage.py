@@ -148,6 +148,7 @@ class Lineages(Check):
                 made_under = call.rpartition(".c")[0]
                 foreign = row["capture_key"] != made_under
                 self.look(64, f"the row of {call} in {at} says {row['capture_key']}" if foreign else None)
-        for at in sorted(fences):
-            forgotten = self._forgot.get(at.rollout_id, set()) == self._models
-            self.look(39, f"the fence of {at} outlived its rollout" if forgotten else None)
+        fenced = {at.rollout_id: at for at in sorted(fences)}
+        for rollout_id in sorted(each for each, models in self._forgot.items() if models == self._models):
+            left = fenced.get(rollout_id)
+            self.look(39, f"the fence of {left} outlived its rollout" if left is not None else None)

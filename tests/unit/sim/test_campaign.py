@@ -16,7 +16,9 @@ import click.testing
 import pytest
 import trio
 
+from faults.draw import POINTS
 from faults.plan import Plan, dump
+from gym_ckpt.cli.main import run as main
 from gym_ckpt.wire import json
 from sim import cli, crew, jobs
 from sim.campaign import campaign, run_block, show_failure
@@ -25,7 +27,8 @@ from sim.jobs import Figures, Job, Outcome, run_job
 from sim.oracle import Violation
 from sim.rare import RARE
 from sim.run import Verdict, run_seed
-from sim.summary import ENOUGH_SEEDS, MUST_LOOK, Summary, progress_text
+from sim.summary import ENOUGH_SEEDS, MUST_LOOK, PLENTY_S, PLENTY_SEEDS, SELDOM, Summary, progress_text
+from tools.invariants import checks
 
 BUG = "mark-after-stop"
 Fake = Callable[[int], None]
@@ -79,6 +82,21 @@ def test_a_run_that_ends_its_process_is_a_failure_of_its_seed(quick: Callable[[F
     assert seen[5].invariant == "RUN-harness" and seen[5].seen.startswith("TrioInternalError")
     assert all(outcome.plan is not None for outcome in summary.figures.failed)
     assert "gym-ckpt sim run --seed 3 --profile default" in summary.words()
+
+
+@pytest.mark.parametrize("command", ["fuzz", "bugs"])
+def test_ctrl_c_ends_it_and_is_its_exit_status(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no other planted bug is hunted after it."""
+
+    def ctrl_c(self: object, seconds: float) -> list[Outcome]:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(crew.Processes, "wait", ctrl_c)
+    assert main(["sim", command, "--seeds", "0..50", "-j", "1"]) == 130
+    assert "interrupted" in capsys.readouterr().out
 
 
 def test_a_run_without_end_is_killed_and_is_a_failure(
@@ -228,14 +246,45 @@ def test_where_there_was_no_campaign_nothing_is_kept(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- what is said
 
 
-def test_a_mixed_campaign_in_which_a_check_never_looked_fails() -> None:
-    figures = Figures(seeds=ENOUGH_SEEDS)
-    figures.checked.update(MUST_LOOK[1:])
-    summary = Summary("default", None, figures, 1.0, 1)
-    assert summary.never_checked == [MUST_LOOK[0]] and summary.hollow and not summary.ok
-    assert f"checks that never looked: {MUST_LOOK[0]}" in summary.words()
+def figures_of(seeds: int) -> Figures:
+    """Everything was come by."""
+    figures = Figures(seeds=seeds)
     figures.checked.update(MUST_LOOK)
-    assert summary.ok
+    figures.probes.update(POINTS)
+    figures.rare.update(RARE)
+    return figures
+
+
+def test_every_check_of_the_oracle_must_look() -> None:
+    assert tuple(f"INV-{number}" for number in sorted(checks())) == MUST_LOOK
+    assert set(MUST_LOOK) > SELDOM
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "seeds", "fails"),
+    [
+        ("checked", "INV-1", ENOUGH_SEEDS, True),
+        ("checked", "INV-1", ENOUGH_SEEDS - 1, False),
+        ("checked", "INV-47", ENOUGH_SEEDS, False),
+        ("checked", "INV-47", PLENTY_SEEDS, True),
+        ("probes", POINTS[0], ENOUGH_SEEDS, True),
+        ("probes", POINTS[0], ENOUGH_SEEDS - 1, False),
+        ("rare", "restored-twice", ENOUGH_SEEDS, False),
+        ("rare", "restored-twice", PLENTY_SEEDS, True),
+    ],
+)
+def test_a_mixed_campaign_of_some_size_fails_by_what_it_never_came_by(
+    kind: str, name: str, seeds: int, fails: bool
+) -> None:
+    figures = figures_of(seeds)
+    assert Summary("default", None, figures, 1.0, 1).ok
+    del getattr(figures, kind)[name]
+    summary = Summary("default", None, figures, 1.0, 1)
+    assert summary.ok is not fails and summary.owed == [name] * fails
+    told = f"a campaign of this size must have come by {name}"
+    assert (told in summary.words()) is fails and ("nothing found" in summary.words()) is not fails
+    assert Summary("network", None, figures, 1.0, 1).ok, "a profile of one area need not"
+    assert not Summary("default", None, figures, PLENTY_S, 1).ok, "half an hour is plenty, too"
 
 
 def test_the_summary_says_what_was_not_tested_and_what_was_slow(quick: Callable[[Fake], None]) -> None:

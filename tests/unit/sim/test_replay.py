@@ -16,6 +16,7 @@ from faults.plan import dump
 from gym_ckpt.cli.main import run
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 from sim import report
 from sim.campaign import explained
 from sim.oracle import Violation
@@ -160,6 +161,26 @@ def test_until_on_the_command_line(kept: Path, capsys: pytest.CaptureFixture[str
     assert "neither the number of an event (1194) nor a time (2.5s)" in capsys.readouterr().err
 
 
+def test_until_beyond_the_end_is_not_said_to_stop_there(
+    kept: Path, failing: Verdict, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for until in (str(failing.events + 1), "90000s"):
+        assert run(["sim", "replay", kept.name, "--until", until]) == 1
+        printed = capsys.readouterr()
+        assert printed.out.startswith("the run is over: ")
+        assert f"the run has only {counted(failing.events, 'event')}, and is over before" in printed.err
+    assert run(["sim", "replay", kept.name, "--until", str(failing.events)]) == 1, "it has failed by then"
+    assert "has only" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("also", [("--json",), ("--html", "x.html"), ("--perfetto", "x.json")])
+def test_a_debugger_neither_draws_nor_prints_json(
+    also: tuple[str, ...], kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sim", "replay", kept.name, "--pdb", *also]) == 2
+    assert "--pdb is for a person at the prompt" in capsys.readouterr().err
+
+
 def test_pictures_on_the_command_line(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +239,10 @@ def test_a_campaign_with_a_planted_bug_keeps_its_failure_and_no_history(
 def test_planted_bugs_are_listed_and_a_near_name_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sim", "bugs", "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BUGS)
+    assert run(["sim", "bugs", "--list", "--json", "--bug", BUG]) == 0
+    assert json.loads(capsys.readouterr().out.encode()) == [
+        {"bug": BUG, "intent": BUGS[BUG].intent, "ground": BUGS[BUG].ground},
+    ]
     assert run(["sim", "run", "--seed", "1", "--bug", "mark-after-stpo"]) == 2
     complaint = capsys.readouterr().err
     assert f"did you mean {BUG!r}?" in complaint and len(complaint) < 300
