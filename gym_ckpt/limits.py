@@ -222,6 +222,8 @@ LEDGER_LINE_MAX_BYTES: Final = 1024 * 1024
 """One row, or one reason for poison; they hold digests and keys, never tokens."""
 POISON_DETAIL_MAX_CHARS: Final = 500
 RESPONSE_ID_MAX_CHARS: Final = 1000
+CALL_ID_MAX_CHARS: Final = 256
+"""Of an id that a caller gives its model call."""
 ANSWER_MAX_BYTES: Final = 64 * 1024 * 1024
 """An answer whose tokens are captured is held whole up to this; a longer one is passed on and poisons its rollout."""
 LEDGER_ATTEMPTS_MAX: Final = 10_000

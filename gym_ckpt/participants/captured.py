@@ -282,4 +282,6 @@ class _Copy(Unavailable):
 
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:
-    return Poison(call_id, reason, str(error)[:POISON_DETAIL_MAX_CHARS])
+    """Whatever is quoted in the error, its text can be written as a line."""
+    text = str(error)[:POISON_DETAIL_MAX_CHARS].encode(errors="backslashreplace").decode()
+    return Poison(call_id, reason, text[:POISON_DETAIL_MAX_CHARS])

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gym_ckpt.errors import StaleAttempt, TransportError, Unavailable
+from gym_ckpt.errors import InvalidRequest, StaleAttempt, TransportError, Unavailable
+from gym_ckpt.limits import CALL_ID_MAX_CHARS
 from gym_ckpt.participants.backends import Backends
 from gym_ckpt.participants.calls import CallBook, MemoryBook
 from gym_ckpt.participants.capture import asking
@@ -123,10 +124,11 @@ class ModelParticipant(Participant):
         if episode is None or not (self.gated or self.book.captures):
             await request.while_connected(lambda: self._forward(request, body, Delivery(send, None), None))
             return
+        given = _given_id(request)
         delivery: Delivery | None = None
         try:
             async with self.admission.enter(episode, request.run, request.disconnected) as work:
-                call_id = request.header(CALL_ID) or self.ports.entropy.token()
+                call_id = given or self.ports.entropy.token()
                 self.ports.tracer.emit("gate.admitted", episode=episode.key, call=call_id)
                 asked = asking(request.scope["path"], body) if self.book.captures else None
                 wall = self.ports.clock.wall()
@@ -229,3 +231,11 @@ class ModelParticipant(Participant):
     def staged(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
         by_episode = {record.episode.key: self.book.staging_keys(record) for record in records}
         return tuple(key for keys in by_episode.values() for key in keys), by_episode
+
+
+def _given_id(request: Request) -> str | None:
+    """The id that the caller gives its call. Raises `InvalidRequest`: it becomes a header and part of each row."""
+    given = request.header(CALL_ID)
+    if given and not (len(given) <= CALL_ID_MAX_CHARS and given.isascii() and given.isprintable()):
+        raise InvalidRequest(f"{CALL_ID}: up to {CALL_ID_MAX_CHARS} printable ASCII characters")
+    return given

@@ -10,7 +10,6 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import anyio
 import msgspec
@@ -254,7 +253,7 @@ def episode_context(app: ASGIApp) -> ASGIApp:
             try:
                 if not slash:
                     raise InvalidRolloutId(f"nothing follows the capture key in {scope['path'][:300]!r}")
-                episode = EpisodeId.from_key(unquote(raw))
+                episode = EpisodeId.from_key(raw)
             except InvalidRolloutId as error:
                 await respond(send, answer_error(error))
                 return

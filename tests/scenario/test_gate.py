@@ -118,6 +118,20 @@ def test_a_caller_that_leaves_and_a_retire_end_a_call_whose_loss_is_held() -> No
     play(story)
 
 
+@pytest.mark.parametrize("call_id", ["c" * 257, "c" * 100_000, "\xe9", "a\tb"])
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_call_id_that_could_be_no_header_or_row_is_refused_and_the_server_lives_on(
+    call_id: str, captures: bool
+) -> None:
+    async def story(stage: Stage) -> None:
+        refused = await stage.call(call_id=call_id)
+        assert refused.status == 400 and b"invalid_request" in refused.body and b"x-ng-model-call-id" in refused.body
+        assert stage.worker.calls == 0
+        assert (await stage.control("prepare"))[1]["report"]["ready"]
+
+    play(story, captures=captures)
+
+
 def test_a_new_call_waits_uncounted_and_is_then_served() -> None:
     async def story(stage: Stage) -> None:
         stage.gate.it.admission.close()

@@ -245,3 +245,17 @@ def test_a_model_calls_only_the_tools_it_was_offered(name: str, arguments: str, 
     """`verify` is a route of the same server, and would tell it its reward."""
     assert why in str(_refusal(ToolCall("call", name, arguments), TOOLS))
     assert _refusal(ToolCall("call", "count_items", "{}"), TOOLS) is None
+
+
+def test_a_prefix_is_decoded_once() -> None:
+    """By the server, as ASGI has it: what is left of an escape is no part of an id."""
+
+    async def story(ask: Ask, _: World) -> None:
+        for path, status, code in (
+            ("/ng-rollout/%72/v1/responses", 404, b"refused"),
+            ("/ng-rollout/%2572/v1/responses", 400, b"invalid_rollout_id"),
+        ):
+            reply = await ask("agent", path, b"{}")
+            assert reply.status == status and code in reply.body, reply
+
+    ask_servers(story)
