@@ -44,7 +44,8 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
 class EnvironmentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="environment"):
     """An environment server: one episode per `POST /run`.
 
-    `agent`, `resources`: names of servers. `verifier`: a stateless resources server that verifies after it.
+    `agent`, `resources`: names of servers. `verifier`: a stateless resources server that is asked too,
+    after `resources`, and whose verdict counts.
     `episode_timeout_s`: seconds one episode may work, restarts included; time parked for a checkpoint does not count.
     """
 

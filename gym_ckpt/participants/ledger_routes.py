@@ -6,8 +6,8 @@
     POST /ng-control/v1/ledger/delete     remove exactly these attempts, once they have been used
     POST /ng-control/v1/ledger/sweep      remove staged tokens that neither a row nor the caller names
 
-Retire, delete and sweep answer 409 while a checkpoint is open, and none opens before they are done (INV-47): otherwise
-it could hold an episode without its lineage. Any server that shares the ledger answers for all of it.
+All but verify answer 409 while a checkpoint is open; none opens before a retire, a delete or a sweep is done (INV-47):
+otherwise it could hold an episode without its lineage. Any server that shares the ledger answers for all of it.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def ledger_routes(book: LedgerBook, control: ControlPlane) -> tuple[Route, ...]:
 
     async def manifest(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), ManifestRequest)
+        control.refuse_while_open()
         wanted = None if asked.episode_ids is None else scope_of(asked.episode_ids)
         listed = await _readable(book.ledger.manifest(wanted))
         return answer({"lineages": [_listed(each) for each in listed]})

@@ -192,9 +192,7 @@ class ControlPlane:
         rollout_ids = rollouts_of(request)
         until = anyio.current_time() + self._budget(request)
         async with self._serialized(until, "forget"):
-            refusal = phases.refuse_forget(self._state)
-            if refusal is not None:
-                raise refusal
+            self.refuse_while_open()
             marks = self._admission.book.marks.highest()
             retired = [EpisodeId(name, marks[name]) for name in rollout_ids if name in marks]
             with within(until, "forget"):
@@ -217,11 +215,14 @@ class ControlPlane:
         """
         until = anyio.current_time() + self._budget(request)
         async with self._serialized(until, doing):
-            refusal = phases.refuse_forget(self._state)
-            if refusal is not None:
-                raise refusal
+            self.refuse_while_open()
             with within(until, doing):
                 yield
+
+    def refuse_while_open(self) -> None:
+        """Raises `InvalidPhase` while a checkpoint is open."""
+        if (refusal := phases.refuse_forget(self._state)) is not None:
+            raise refusal
 
     # Carrying out.
 

@@ -188,11 +188,12 @@ def test_the_framework_takes_no_ledger_out_of_an_open_checkpoint(operation: str)
         await shop.call(ONE, R, "r.c0")
         await shop.control("prepare", "c")
         for server in POLICIES:
-            for refused in (operation, "sweep"):
+            for refused in (operation, "sweep", "manifest"):
                 status, reply = await shop.ledger(server, refused, R)
                 assert (status, reply["error"]["code"]) == (409, "invalid_phase")
+        assert (await shop.ledger(ONE, "verify", R))[0] == 200, "which changes nothing, and names what it looks at"
         await shop.control("resume", "c")
-        assert shop.rows(R) == ["r.c0"]
+        assert shop.rows(R) == ["r.c0"] and (await shop.ledger(ONE, "manifest", R))[0] == 200
         status, _ = await shop.ledger(TWO, operation, R)
         assert status == 200 and not shop.there(R) and shop.fenced(R) is (operation == "retire")
 
