@@ -36,7 +36,7 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 
 ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = ("configuration", "errors", "operations", "servers")
+REFERENCE = ("configuration", "controller", "errors", "operations", "servers")
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 
