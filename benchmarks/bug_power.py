@@ -62,4 +62,4 @@ def _result(hunts: dict[str, tuple[bool, int, float]]) -> Result:
         "most_s": max((seconds for _, seconds in found), default=0.0),
     }
     planted = float(len(hunts))
-    return Result("bug-power", figures, {"planted": planted}, len(found) / planted, 1, dict.fromkeys(figures, 0.0))
+    return Result("bug-power", figures, {"planted": planted}, len(found) / planted, 1, dict.fromkeys(figures))

@@ -17,14 +17,14 @@ RUNS_MIN = 5
 @dataclass(frozen=True, slots=True)
 class Result:
     """`figures`: by name, the unit in the name. `reference`: what they are set against. `spread`: of each figure,
-    (largest - smallest) / median over the runs."""
+    (largest - smallest) / median over the runs; None where one run says all there is to say."""
 
     name: str
     figures: Mapping[str, float]
     reference: Mapping[str, float]
     ratio: float
     runs: int
-    spread: Mapping[str, float]
+    spread: Mapping[str, float | None]
 
     def as_json(self) -> dict[str, Any]:
         """One object, rounded to what the measurement is worth."""
@@ -34,14 +34,15 @@ class Result:
             "reference": {name: _rounded(value) for name, value in self.reference.items()},
             "ratio": _rounded(self.ratio),
             "runs": self.runs,
-            "spread": {name: round(value, 3) for name, value in self.spread.items()},
+            "spread": {name: None if value is None else round(value, 3) for name, value in self.spread.items()},
         }
 
     def words(self) -> str:
         """A table for people."""
-        lines = [f"{self.name}: median of {self.runs} runs"]
+        lines = [f"{self.name}: {f'median of {self.runs} runs' if self.runs > 1 else 'one run'}"]
         for name, value in self.figures.items():
-            lines.append(f"  {name:<28}{_rounded(value):>14}   spread {self.spread[name]:.0%}")
+            spread = self.spread[name]
+            lines.append(f"  {name:<28}{_rounded(value):>14}{'' if spread is None else f'   spread {spread:.0%}'}")
         lines += [f"  reference: {name:<17}{_rounded(value):>14}" for name, value in self.reference.items()]
         lines.append(f"  ratio{'':<23}{_rounded(self.ratio):>14}")
         return "\n".join(lines)

@@ -35,6 +35,21 @@ def test_what_matters_stays_and_everything_else_is_as_by_default() -> None:
     assert small == Plan(Setup(every_s=0.8), chaos_s=5.0, faults=(Crash(("agent",), At(1.0), silent=True),))
 
 
+def test_numbers_get_lower_and_rounder_and_names_fewer() -> None:
+    crash = Crash(("agent", "policy", "controller"), At(2.718), Restart("whole", 37.219))
+    delay = Delay("policy", "run", 17, 4, 0.5, 0.513)
+
+    def fails(plan: Plan) -> bool:
+        by = {type(each): each for each in plan.faults}
+        one, other = by.get(Crash), by.get(Delay)
+        if not (isinstance(one, Crash) and isinstance(other, Delay) and isinstance(one.when, At)):
+            return False
+        return "policy" in one.nodes and one.when.t_s > 2.5 and one.restart.after_s > 20 and other.k > 7
+
+    small = shrink(Plan(faults=(crash, delay), chaos_s=5.0), fails)
+    assert small.faults == (Crash(("policy",), At(3.0), Restart("whole", 37.0)), Delay("policy", "run", 8))
+
+
 def test_it_is_bounded() -> None:
     tried: list[Plan] = []
 
@@ -42,7 +57,7 @@ def test_it_is_bounded() -> None:
         tried.append(plan)
         return False
 
-    assert shrink(PLAN, never, runs_max=2, plainer_max=3) == PLAN and len(tried) == 5
+    assert shrink(PLAN, never, runs_max=2, plainer_max=3, lower_max=4) == PLAN and len(tried) == 9
 
 
 @pytest.mark.parametrize("fault", PLAN.faults, ids=lambda fault: type(fault).__name__)
