@@ -124,12 +124,11 @@ def _late_reply(d: Drawing) -> Faults:
 
 
 def _broken_tool(d: Drawing) -> Faults:
-    """Tools break off after their effect while a checkpoint is being taken, and then their sessions are restored."""
-    slow = [
-        faults.Delay("inventory", tool, 1, 20, _between(d, 0.2, 0.5), 0.0)
-        for tool in ("add_item", "count_items", "take_item")
-    ]
-    return *slow, faults.ToolFails("inventory", d.chance.randint(2, 4), d.chance.randint(2, 2)), _all_lost(d, 1)
+    """Tools break off after their effect while a checkpoint is being taken, and then their sessions are restored; or
+    they have had it, and their replies are on the wire."""
+    tools = ("add_item", "count_items", "take_item")
+    slow = [faults.Delay("inventory", each, 1, 30, _between(d, 0.2, 0.5), _between(d, 0.0, 0.5)) for each in tools]
+    return *slow, faults.ToolFails("inventory", d.chance.randint(2, 4), 2), _all_lost(d, 1)
 
 
 def _copied(d: Drawing) -> Faults:
