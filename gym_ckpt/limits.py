@@ -177,6 +177,8 @@ FORGOTTEN_MAX: Final = 65_536
 """... and of how many such rollouts, the newest."""
 FORGET_AT_END_S: Final = 60.0
 """How long the end of a run tries to forget what is left; marks die with the servers anyway."""
+FORGET_PAST_SILENCE_S: Final = 0.5
+"""... where a stop has waited for a server in vain: the others answer at once."""
 TIDY_AT_END_S: Final = 10.0
 """How long the end of a run tries to remove what failed checkpoints left."""
 COLLECT_RETRY_FIRST_S: Final = 0.05

@@ -22,6 +22,7 @@ from gym_ckpt.limits import (
     COLLECT_RETRY_MAX_S,
     FORGET_AT_END_S,
     FORGET_BATCH,
+    FORGET_PAST_SILENCE_S,
     LOST_ATTEMPTS_MAX,
     RETIRE_BATCH,
 )
@@ -82,9 +83,14 @@ class Housekeeping:
             self._retired(batch)
 
     async def forget_rest(self) -> None:
-        """At the end of a run: forget what is left, as far as that goes in `FORGET_AT_END_S`, or less at a stop."""
+        """At the end of a run: forget what is left, as far as that goes in `FORGET_AT_END_S`, or less at a stop.
+
+        A stop whose checkpoint has waited for a server in vain does not wait for it once more (INV-96).
+        """
+        coordination = self._shared.coordination
+        silent = self._shared.interrupts.stopping and coordination is not None and coordination.cut_off()
         async with self._shared.checkpoint_lock:
-            with self._shared.interrupts.bookkeeping(FORGET_AT_END_S):
+            with self._shared.interrupts.bookkeeping(FORGET_PAST_SILENCE_S if silent else FORGET_AT_END_S):
                 while self._shared.collection.to_forget:
                     try:
                         await self._forget(RETIRE_BATCH)

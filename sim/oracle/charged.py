@@ -63,7 +63,7 @@ class Charged(Check):
         held = self._archive.contents(row.fields["source"]).records.get((Kind.ENVIRONMENT, row.fields["instance"]), {})
         for at in episodes(row.fields["scope"]):
             if at in held:
-                self._before[row.node, at.next()] = held[at]["worked_s"]
+                self._before[row.node, at.next()] = held[at].get("worked_s", 0.0)
 
     def _started(self, row: Row) -> None:
         self._begun[row.node, episode(row.fields["episode"])] = self._worked(row)
@@ -82,6 +82,6 @@ class Charged(Check):
             for at, record in held.items():
                 if (begun := self._begun.get((node, at))) is None:
                     continue
-                charged = record["worked_s"] - self._before.get((node, at), 0.0)
+                charged = record.get("worked_s", 0.0) - self._before.get((node, at), 0.0)
                 over = charged > until - begun + ROUNDED_S
                 self.look(24, f"{at} is charged for {charged:.3f} s of {until - begun:.3f} s" if over else None, node)

@@ -64,6 +64,8 @@ class Blockers(Check):
         super().__init__(findings)
         self._controller = controller
         self._left: set[EpisodeId] = set()
+        self._over_since: set[EpisodeId] = set()
+        """Over or retired since the checkpoint was begun: it may name one that ended while it was given up."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -79,15 +81,19 @@ class Blockers(Check):
             self._left = set()
 
     def _failed(self, row: Row) -> None:
-        self._left = set(episodes(row.fields["blockers"])) if row.fields["again"] else set()
+        blockers = set(episodes(row.fields["blockers"])) if row.fields["again"] else set()
+        self._left = blockers - self._over_since
 
     def _gone(self, row: Row) -> None:
-        self._left -= set(episodes(row.fields["episodes"]))
+        gone = set(episodes(row.fields["episodes"]))
+        self._left -= gone
+        self._over_since |= gone
 
     def _over(self, row: Row) -> None:
         self._left.discard(episode(row.fields["episode"]))
+        self._over_since.add(episode(row.fields["episode"]))
 
     def _opened(self, row: Row) -> None:
         left = sorted(self._left)
         self.look(96, f"a checkpoint is tried again, and its blocker {left[0]} runs on" if left else None, row.node)
-        self._left = set()
+        self._left, self._over_since = set(), set()
