@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import anyio
@@ -76,6 +77,46 @@ async def test_what_differs_from_the_run_of_a_directory_is_named(bench: Bench) -
         await bench.run(gym_of(), output=other)
     with pytest.raises(ConfigError, match=r"collect\.repeats was 1 and is 2; its content was"):
         await bench.run(gym_of(), repeats=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("..", "must start with a letter or digit"),
+        ("a/../b", "hold only letters, digits"),
+        ("/etc/passwd", "must start with a letter or digit"),
+        ("", "must start with a letter or digit"),
+        ("a\0b", "hold only letters, digits"),
+        ("a\n", "hold only letters, digits"),
+        ("а-1", "must start with a letter or digit"),
+        ("ro\u200bw", "hold only letters, digits"),
+        ("٣", "must start with a letter or digit"),
+        ("r" * 201, "longer than 200 bytes"),
+        ("r" * 300, "longer than 200 bytes"),
+        ("row-a2", "must not end in '-a<number>'"),
+    ],
+)
+async def test_an_input_with_an_id_that_is_none_is_refused_by_its_line(bench: Bench, name: str, words: str) -> None:
+    rows = [{"id": "row-0", "task": {}}, {"id": name, "task": {}}]
+    (bench.folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    gym = gym_of()
+    with pytest.raises(ConfigError) as refused:
+        await bench.run(gym)
+    assert "in.jsonl:2: rollout id" in str(refused.value) and words in str(refused.value)
+    assert gym.log == [] and not bench.output.exists() and not bench.directory.exists()
+
+
+async def test_ids_that_look_hostile_and_are_none_are_rows_of_their_own(bench: Bench) -> None:
+    """Twins by case, the longest, and what resembles a path, an attempt or a file of ours."""
+    names = ["R", "r", "r" * 200, "R" * 200, "a..", "a.b.jsonl", "r-a", "r-ab1", "r_a1", "LATEST", "0"]
+    rows = [{"id": name, "task": {"n": n}} for n, name in enumerate(names)]
+    (bench.folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bench.rows = len(names)
+    await stop_in_the_middle(bench)
+    assert sorted(episode["rollout_id"] for episode in bench.collection()["continued"]) == sorted(names)
+    outcome = await bench.run(gym_of(steps=1), resume_from_cache=True)
+    assert outcome.exit_code == 0 and outcome.summary.continued == len(names)
+    assert sorted(row["rollout_id"] for row in bench.written()) == sorted(names)
 
 
 async def test_more_checkpoints_than_the_pointer_lists_cannot_be_kept(bench: Bench) -> None:

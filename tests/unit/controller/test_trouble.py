@@ -13,7 +13,7 @@ from gym_ckpt.controller.summary import FiguresReader
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import PATIENCE_S, Bench, gym_of, slow_gym, stop_in_the_middle
-from tests.unit.controller.fake_gym import broken
+from tests.unit.controller.fake_gym import broken, not_ready
 from tests.unit.controller.struck_files import StruckBench, struck_bench
 
 pytestmark = pytest.mark.anyio
@@ -226,6 +226,40 @@ async def test_the_summary_is_the_same_whether_or_not_the_run_was_interrupted(be
     assert interrupted.summary.figures == calm.summary.figures
     lines = [json.loads(line) for line in (bench.directory / "dispatched.jsonl").read_text().splitlines()]
     assert len({line["run_id"] for line in lines if "run_id" in line}) == 2, "each process is a run of its own"
+
+
+async def test_the_timer_takes_no_checkpoint_of_nothing(bench: Bench) -> None:
+    """Every row waits for the environment to come back: none is in flight."""
+    gym = gym_of()
+    gym.away = True
+    gym.faults["retire"] = [broken("env is gone")] * 1000
+
+    async def script() -> None:
+        await bench.until(lambda: any("retiring lost rows has to wait" in line for line in bench.recorder.lines))
+        before = len(bench.recorder.named("collector.checkpoint_opened"))
+        await anyio.sleep(2.5)
+        assert len(bench.recorder.named("collector.checkpoint_opened")) == before
+        bench.signals.send("SIGTERM")
+
+    assert (await bench.with_signals(gym, script, checkpoint_every_s=1.0)).exit_code == 0
+
+
+@pytest.mark.parametrize("retry_prepare", [0, 1, 2, 3])
+async def test_a_missed_prepare_is_tried_again_as_often_as_told(bench: Bench, retry_prepare: int) -> None:
+    gym = await slow_gym(bench.rows)
+    gym.faults["prepare"] = [not_ready(EpisodeId(f"row-{n}")) for n in range(4)]
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGUSR1")
+        await bench.until(lambda: len(bench.recorder.named("collector.checkpoint_failed")) == 1 + retry_prepare)
+        bench.signals.send("SIGTERM")
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script, retry_prepare=retry_prepare, one_sigterm_s=0.0)
+    failed = bench.recorder.named("collector.checkpoint_failed")
+    assert [event["again"] for event in failed] == [True] * retry_prepare + [False]
+    assert outcome.exit_code == 143 and len(gym.asked("prepare")) == 1 + retry_prepare
 
 
 @pytest.fixture
