@@ -66,7 +66,7 @@ async def _until_parked(server: Policy, calls: int, how: str) -> None:
         await server.control("prepare", "c")
         server.worker.go.set()
         await until(lambda: server.worker.all_answered(done + calls))
-        await anyio.sleep(1.0)  # the last answers reach the gate
+        await server.holds(calls)
 
 
 async def _waiting(server: Policy, calls: int) -> bool:

@@ -32,6 +32,8 @@ PATH = "/v1/chat/completions"
 ANSWER = json.dumps({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}, "text": "x" * 400})
 BODY = json.dumps({"messages": [{"role": "user", "content": "x" * 400}]})
 WAIT_S = 300.0
+QUIET_S = 0.5
+"""A server that uses no processor for so long has nothing left to do."""
 
 
 @dataclass
@@ -87,6 +89,15 @@ class Policy:
         reply = await self.http.request("GET", self.url + CONTROL_PREFIX + "status", headers=headers)
         counts: dict[str, int] = json.loads(reply.body)["report"]["counts"]
         return counts
+
+    async def holds(self, calls: int) -> None:
+        """Wait until it has taken in all that the worker has answered, and see that it holds as many answers."""
+        with anyio.fail_after(WAIT_S):
+            before = -1.0
+            while before != (before := self.cpu_s()):  # noqa: ASYNC110 - nothing tells
+                await anyio.sleep(QUIET_S)
+        held = (await self.counts())["parked"]
+        assert held == calls, f"{held} of {calls} answers are held"
 
     def cpu_s(self) -> float:
         """Processor time that the server's process has used."""

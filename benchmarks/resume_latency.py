@@ -44,7 +44,7 @@ async def _seconds(calls: int, *, held: bool) -> float:
                 await server.control("prepare", "c")
                 server.worker.go.set()
                 await until(lambda: server.worker.all_answered(done + calls))
-                await anyio.sleep(2.0)  # the last answers reach the gate
+                await server.holds(calls)
                 began = time.perf_counter()
                 await server.control("resume", "c")
             else:

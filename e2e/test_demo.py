@@ -28,6 +28,7 @@ async def test_the_demo_finds_nothing_different(tmp_path: Path) -> None:
     assert figures["rows_duplicated"] == figures["rows_differing"] == figures["model_calls_repeated"] == 0
     assert figures["rows_continued"] >= 4
     assert figures["tool_effects_seen"] == figures["tool_effects_expected"] > 0
+    assert figures["ledger_rows_verified"] == figures["ledger_rows_expected"] > 0
     assert figures["processes_killed"] == 8
     assert 0 < figures["tokens_saved"] < figures["tokens_total"]
     assert min(figures["prepare_s"], figures["commit_s"], figures["restore_s"]) > 0

@@ -100,6 +100,8 @@ class Reason(StrEnum):
     UNKNOWN_CALL = "unknown_call"
     # Found when its files are read.
     DAMAGED = "damaged"
+    NO_ROWS = "no_rows"
+    """Never served, retired or deleted: there is nothing to train on."""
 
 
 class Poison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -151,6 +151,8 @@ async def _verified(book: LedgerBook, episode: EpisodeId) -> Verified:
         return Verified(episode.key, len(rows), False, (), error.reason, error.call_id, str(error))
     except InvalidCheckpointState as error:
         return Verified(episode.key, 0, False, (), Reason.DAMAGED, None, error.detail)
+    if not rows:
+        return Verified(episode.key, 0, False, (), Reason.NO_ROWS, None, "the ledger has no row of this attempt")
     return Verified(episode.key, len(rows), True, tuple(_tip(call_id, each) for call_id, each in sorted(found.items())))
 
 

@@ -316,6 +316,8 @@ def test_a_rotten_ledger_file_is_the_trouble_of_its_rollout_alone() -> None:
         assert shop.rows(other.next()) == ["c0"] and shop.poison(other.next()) == []
         _, reply = await shop.ledger(ONE, "verify", R1, other.next())
         assert [each["usable"] for each in reply["lineages"]] == [False, True]
+        _, reply = await shop.ledger(ONE, "verify", EpisodeId("nobody"))
+        assert (reply["lineages"][0]["usable"], reply["lineages"][0]["reason"]) == (False, "no_rows")
 
     play(story)
 

@@ -294,6 +294,7 @@ def test_every_reason_of_a_rebuild_is_seen() -> None:
         Reason.CAPTURE_FAILED,
         Reason.ROW_WRITE_FAILED,
         Reason.DAMAGED,
+        Reason.NO_ROWS,
     }
     assert {reason for _, reason in WRONG.values()} == set(Reason) - served - {Reason.POISONED, Reason.UNKNOWN_CALL}
 
