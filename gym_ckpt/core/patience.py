@@ -9,6 +9,7 @@ Pure: no clock, no network, no chance of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 
 from gym_ckpt.limits import (
@@ -20,7 +21,6 @@ from gym_ckpt.limits import (
     PEER_RETRY_FIRST_S,
     PEER_RETRY_MAX_S,
 )
-from gym_ckpt.ports import Headers, first_header
 
 REFUSED = frozenset({429, 503, 529})
 PASSING = frozenset({500, 502, 504})
@@ -67,13 +67,13 @@ class _Pauses:
         return pause_s
 
 
-def asked_s(headers: Headers, wall: float) -> float | None:
+def asked_s(headers: Mapping[str, str], wall: float) -> float | None:
     """What `retry-after-ms` or `retry-after` asks for, in seconds from now; None where neither says anything usable.
 
-    `wall`: now, seconds since the epoch.
+    `headers`: by their lower-case names. `wall`: now, seconds since the epoch.
     """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        said = first_header(headers, name)
+        said = headers.get(name)
         seconds = None if said is None else _seconds(said, unit_s, wall)
         if seconds is not None and seconds >= 0:  # which nan is not
             return seconds

@@ -42,7 +42,7 @@ def pause_s(ports: Ports, patience: Patience, error: GymCkptError, tried_s: floa
     status = asked = None
     if isinstance(error, PeerRefused):
         status = error.status
-        asked = asked_s(error.headers, ports.clock.wall()) if status in REFUSED else None
+        asked = asked_s(dict(error.headers), ports.clock.wall()) if status in REFUSED else None
     most_s = patience.pause_s(status, asked, tried_s)
     if most_s is None:
         return None

@@ -238,7 +238,7 @@ def test_the_end_of_its_attempt_ends_the_pause_at_once(how: str) -> None:
     ],
 )
 def test_what_an_engine_asks_for(headers: dict[str, str], seconds: float | None) -> None:
-    assert asked_s(tuple(headers.items()), WALL_START_S) == seconds
+    assert asked_s(headers, WALL_START_S) == seconds
 
 
 def test_a_lost_connection_after_long_refusals_is_tried_again_too() -> None:
