@@ -97,6 +97,10 @@ class CallBook(ABC):
     async def settle(self) -> None:
         """Admission has closed. Raises `Unavailable` to fail the checkpoint."""
 
+    def unsettled(self) -> Iterable[EpisodeId]:
+        """Episodes that `settle` has still to do something for."""
+        return ()
+
     @abstractmethod
     async def export(self, scope: frozenset[EpisodeId]) -> Sequence[Record]: ...
 

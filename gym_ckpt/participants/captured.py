@@ -209,6 +209,9 @@ class LedgerBook(CallBook):
         except OSError as error:
             raise Unavailable(f"the poison of a call whose row failed cannot be written: {error}") from None
 
+    def unsettled(self) -> Iterable[EpisodeId]:
+        return self._owed
+
     # Checkpoints.
 
     async def export(self, scope: frozenset[EpisodeId]) -> Sequence[Record]:

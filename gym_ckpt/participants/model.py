@@ -196,6 +196,9 @@ class ModelParticipant(Participant):
     async def settle(self) -> None:
         await self.book.settle()
 
+    def unsettled(self) -> Iterable[EpisodeId]:
+        return self.book.unsettled()
+
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         return await self.book.export(scope)
 

@@ -62,8 +62,14 @@ class Participant(ABC):
         return True
 
     def report(self) -> Report:
-        """Ready when admission is closed and no episode works past its boundary."""
-        return report(self.admission.book.blockers(), self.admission.book.counts() | self.counts(), self.restarts())
+        """Ready when no episode works past its boundary, and none keeps a prepare from settling."""
+        book = self.admission.book
+        settling = {episode.key for episode in self.unsettled()} if book.closed else set[str]()
+        return report({*book.blockers(), *settling}, book.counts() | self.counts(), self.restarts())
+
+    def unsettled(self) -> Iterable[EpisodeId]:
+        """Episodes that `settle` is at work for: a prepare that misses its deadline has somebody to name."""
+        return ()
 
     def counts(self) -> dict[str, int]:
         """The kind's own counts, by name."""

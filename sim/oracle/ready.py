@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,12 +18,13 @@ WHOLE = frozenset({str(Kind.ENVIRONMENT), str(Kind.AGENT)})
 
 @dataclass(slots=True)
 class _Gate:
-    """One life of a model server. `begun`: calls whose answers are being sent; `since`: when it last had to wait."""
+    """One life of a model server. `begun`: answers that are being sent, by call and episode, since a call may be there
+    twice; `since`: when it last had to wait."""
 
-    begun: dict[str, str] = field(default_factory=dict)
+    begun: Counter[tuple[str, str]] = field(default_factory=Counter)
     since: float = 0.0
-    owes: bool = False
-    """A row could not be written: its poison has to be, before a checkpoint is ready."""
+    owes: set[str] = field(default_factory=set)
+    """Episodes of which a row could not be written: its poison has to be, before a checkpoint is ready."""
     claims: set[str] = field(default_factory=set)
 
 
@@ -70,15 +72,18 @@ class Readiness(Check):
             gate.since = row.t
 
     def _begun(self, row: Row) -> None:
-        self._gate(row.node).begun[row.fields["call"]] = row.fields["episode"]
+        self._gate(row.node).begun[row.fields["call"], row.fields["episode"]] += 1
 
     def _withdrawn(self, row: Row) -> None:
         gate = self._gate(row.node)
-        gate.owes = gate.owes or row.fields["failed"]
+        if row.fields["failed"]:
+            gate.owes.add(row.fields["episode"])
 
     def _done(self, row: Row) -> None:
         gate = self._gate(row.node)
-        if gate.begun.pop(row.fields["call"], None) is not None:
+        answer = row.fields["call"], row.fields["episode"]
+        if gate.begun[answer] > 0:
+            gate.begun -= Counter([answer])  # which drops what is 0
             gate.since = row.t
 
     def _phase(self, row: Row) -> None:
@@ -89,7 +94,7 @@ class Readiness(Check):
             gate.since = row.t
         elif row.fields["now"] == "prepared" and row.fields["was"] == "preparing":
             left = sorted(gate.begun)
-            self.look(12, f"ready, and the answer of {left[0]} is being sent" if left else None, row.node)
+            self.look(12, f"ready, and the answer of {left[0][0]} is being sent" if left else None, row.node)
             waited = row.t - gate.since
             if not gate.owes and not gate.claims:
                 late = waited > READY_S and not left
@@ -102,7 +107,7 @@ class Readiness(Check):
         if not (gate.begun or gate.claims or gate.owes):
             late = row.t - gate.since > READY_S
             self.look(10, "not ready, and no answer is being sent" if late else None, row.node)
-        known = {*gate.begun.values(), *gate.claims}
+        known = {*(key for _, key in gate.begun), *gate.claims, *gate.owes}
         odd = [key for key in row.fields["report"]["blockers"] if key not in known]
         self.look(12, f"not ready because of {odd[0]}, of which no answer has begun" if odd else None, row.node)
 

@@ -338,3 +338,18 @@ def test_a_resume_that_arrives_while_a_drain_is_waited_for_ends_the_wait_only() 
         assert await stage.gate.rows(R, EpisodeId("s")) == ["call", "late"]
 
     play(story, streaming=True)
+
+
+def test_a_prepare_that_cannot_settle_names_whose_poison_is_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nobody could be retired, and each prepare after it would fail in the same way."""
+
+    async def story(stage: Stage) -> None:
+        participant = stage.gate.it
+        monkeypatch.setattr(participant.book, "unsettled", lambda: [R], raising=False)
+        assert participant.report().ready, "while admission is open nothing has to settle"
+        participant.admission.close()
+        report = participant.report()
+        assert (report.ready, report.blockers, report.blocker_count) == (False, ("r",), 1)
+        participant.admission.open()
+
+    play(story)

@@ -9,15 +9,16 @@ import msgspec
 import pytest
 
 from gym_ckpt.core.agent_session import ToolCall
-from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX, TASK_DEPTH_MAX
+from gym_ckpt.limits import DATA_BODY_MAX_BYTES, LEDGER_ATTEMPTS_MAX, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import _refusal
 from gym_ckpt.participants.resources import COOKIE
 from gym_ckpt.ports import Ports, Reply
+from gym_ckpt.runtime import install
 from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, answer, episode_context, tagged
 from gym_ckpt.settings import ResourcesSettings
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
+from gym_ckpt.wire.messages import CONTROL_PREFIX, report
 from sim.cluster import TOKEN, Cluster, Options, until
 from sim.workload import workload
 from sim.world import World
@@ -214,6 +215,47 @@ def test_a_cookie_that_cannot_be_sent_fails_its_episode_and_not_the_environment(
         await until(world, lambda: False, 0.5)
         reply = await ask("environment", tagged("", R, "/run"), b'{"episode_id":{"rollout_id":"r"},"task":{}}')
         assert json.loads(reply.body)["status"] == "failed" and b"cookie" in reply.body
+
+    ask_servers(story)
+
+
+def test_an_episode_that_cannot_be_captured_is_left_out_of_the_scope() -> None:
+    async def story(ask: Ask, _: World) -> None:
+        where = {"checkpoint_dir": "/run/a", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
+        await ask("inventory", tagged("", R, "/seed_session"), json.dumps({"task": {}}))
+        reply = await ask("inventory", CONTROL_PREFIX + "prepare", _body("c"))
+        assert json.loads(reply.body)["report"]["restarts"] == ["r"]
+        reply = await ask("inventory", CONTROL_PREFIX + "commit", _body("c", **where))
+        assert reply.status == 409 and b"restart_in_scope" in reply.body
+        reply = await ask("inventory", CONTROL_PREFIX + "commit", _body("c", checkpoint_dir="/run/a", episode_ids=[]))
+        assert reply.status == 200, reply.body
+
+    ask_servers(story, gym="sim.gyms:RestartingInventory")
+
+
+@pytest.mark.parametrize(("server", "path"), [("inventory", "/seed_session"), ("environment", "/run")])
+def test_work_without_an_id_is_refused_where_one_is_needed(server: str, path: str) -> None:
+    async def story(ask: Ask, _: World) -> None:
+        reply = await ask(server, path, b'{"episode_id":{"rollout_id":"r"},"task":{}}')
+        assert reply.status == 400 and b"rollout_id_required" in reply.body
+
+    ask_servers(story)
+
+
+def test_a_report_names_a_hundred_blockers_and_counts_them_all() -> None:
+    made = report([f"r{number:03d}" for number in range(150)], {})
+    assert (len(made.blockers), made.blocker_count, made.ready) == (100, 150, False)
+
+
+@pytest.mark.parametrize("control", [True, False])
+def test_a_body_over_its_bound_is_refused(control: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "CONTROL_BODY_MAX_BYTES", 1000)
+    size = 1001 if control else DATA_BODY_MAX_BYTES + 1
+
+    async def story(ask: Ask, _: World) -> None:
+        path = CONTROL_PREFIX + "prepare" if control else tagged("", R, "/run")
+        reply = await ask("environment", path, b" " * size)
+        assert reply.status == 400 and b"bytes" in reply.body, reply
 
     ask_servers(story)
 

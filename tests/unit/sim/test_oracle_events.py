@@ -525,3 +525,13 @@ def test_a_violation_says_where_it_happened() -> None:
     assert (first.node, first.t) == ("policy", 0.0)
     assert 0 < first.event_index <= on.world.trace.events
     assert "preparing" in first.seen and "no checkpoint is open" in first.must
+
+
+def test_a_copy_whose_answer_is_still_sent_is_seen_behind_the_original() -> None:
+    on = Onlooker()
+    for event in ("gate.started", "gate.started"):
+        on.emit("policy", event, episode="r", call="r.c0.1")
+    on.close("policy")
+    on.emit("policy", "gate.done", episode="r", call="r.c0.1")
+    on.phase("policy", "preparing", "prepared", "c-1", "Ready")
+    assert on.found == {"INV-12"}
