@@ -213,6 +213,9 @@ DEMO_RUN_ON_S: Final = 0.6
 """From the published checkpoint to SIGKILL: work of this time is lost and must be done again."""
 DEMO_STATUS_TIMEOUT_S: Final = 10.0
 
+DURABLE_MIN_S: Final = 5.0
+"""What a retire or a forget gets to make itself durable, however late it comes."""
+
 # Capture ledger and token store
 LEDGER_LOCKS: Final = 64
 """Lock files that all rollouts of a run share; a number of their own each would leave one behind per rollout."""

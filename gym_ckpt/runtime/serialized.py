@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import anyio
 
 from gym_ckpt.errors import DeadlineExceeded
+from gym_ckpt.limits import DURABLE_MIN_S
 
 
 class Serialized:
@@ -41,10 +42,13 @@ def refuse_late(until: float, operation: str) -> None:
 def within(until: float, doing: str) -> Iterator[None]:
     """What may be repeated is cut off at its deadline: it must not keep a checkpoint waiting behind it.
 
+    It gets `DURABLE_MIN_S` at the least: where a wall clock is ahead every deadline has passed, and rollouts are
+    retired and forgotten there all the same.
+
     Raises:
         DeadlineExceeded: it was cut off.
     """
-    with anyio.CancelScope(deadline=until) as limit:
+    with anyio.CancelScope(deadline=max(until, anyio.current_time() + DURABLE_MIN_S)) as limit:
         yield
     if limit.cancelled_caught:
         raise DeadlineExceeded(f"{doing}: it could not be made durable in time: repeat")
