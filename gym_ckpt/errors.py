@@ -15,7 +15,7 @@
     └── ProtocolError             has a wire code and a status (table below)
         ├── Unauthorized 401 · InvalidRolloutId, RolloutIdRequired, InvalidRequest 400
         ├── StaleCheckpoint, CheckpointConflict, InvalidPhase, DeadlineExceeded, StaleAttempt, RestartInScope,
-        │   ScopeMismatch, ExportFailed, AlreadyServing 409
+        │   ScopeMismatch, ExportFailed, AlreadyServing, CallIdTaken 409
         └── InvalidCheckpointState 422 · Unavailable 503
 
 A class exists only where a caller can act on exactly it. Expected trouble is one of these; a broken belief is an
@@ -181,6 +181,12 @@ class AlreadyServing(ProtocolError):
     code = "already_serving"
 
 
+class CallIdTaken(ProtocolError):
+    """A model call whose id is that of one which was delivered, or refused for good; under another id it is none."""
+
+    code = "call_id_taken"
+
+
 class InvalidCheckpointState(ProtocolError):
     """Files missing, torn, of another schema, kind, instance or checkpoint."""
 
@@ -188,7 +194,7 @@ class InvalidCheckpointState(ProtocolError):
 
 
 class Unavailable(ProtocolError):
-    """A worker or the token store could not be reached in time."""
+    """A worker, the token store or a file could not be reached in time: a repetition may."""
 
     code, status = "unavailable", 503
 

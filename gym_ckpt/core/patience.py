@@ -2,6 +2,7 @@
 
 A call that was refused (429, 503, 529) was not executed: the engine is full or starting, and will say so for a while.
 Any other failure that may pass (500, 502, 504, no answer) may have cost a generation, and is not tried for as long.
+Neither is one whose id is taken, since a copy of it was faster: each try has an id of its own, so nothing is repeated.
 Every other status fails the episode at once: it is about the call itself.
 
 Pure: no clock, no network, no chance of its own.

@@ -20,7 +20,14 @@ import msgspec
 from gym_ckpt.core.agent_session import Reply, SessionState, ToolCall, after_model, after_tool, flaw, next_tool
 from gym_ckpt.core.patience import Patience
 from gym_ckpt.core.spread import spread
-from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, StaleAttempt, TransportError, Unavailable
+from gym_ckpt.errors import (
+    CallIdTaken,
+    InvalidCheckpointState,
+    InvalidRequest,
+    StaleAttempt,
+    TransportError,
+    Unavailable,
+)
 from gym_ckpt.participants import asked
 from gym_ckpt.participants.model import CALL_ID, MODEL_CLAIM_PATH, CallRef
 from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
@@ -232,7 +239,7 @@ class AgentParticipant(Participant):
             began = anyio.current_time()
             try:
                 return await self._try(session)
-            except (TransportError, Unavailable, PeerRefused) as error:
+            except (TransportError, CallIdTaken, Unavailable, PeerRefused) as error:
                 pause_s = asked.pause_s(self.ports, patience, error, anyio.current_time() - began)
                 if pause_s is None:
                     raise
@@ -248,6 +255,7 @@ class AgentParticipant(Participant):
             session.resting = False
 
     async def _try(self, session: Session) -> Reply:
+        """One try, under an id of its own: one that is taken, since a copy was faster, is never tried again."""
         session.tries += 1
         call_id = f"{session.episode.key}.c{len(session.state.calls)}.{session.tries}"
         session.calling = call_id

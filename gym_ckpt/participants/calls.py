@@ -92,7 +92,10 @@ class CallBook(ABC):
 
     @abstractmethod
     async def book(self, entry: Entry) -> None:
-        """The call's answer starts. Raises `StaleAttempt` or `Unavailable` when it must not be sent after all."""
+        """The call's answer starts.
+
+        Raises `StaleAttempt`, `CallIdTaken` or `Unavailable` when it must not be sent after all.
+        """
 
     async def settle(self) -> None:
         """Admission has closed. Raises `Unavailable` to fail the checkpoint."""

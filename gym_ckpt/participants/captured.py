@@ -19,7 +19,7 @@ import anyio
 from gym_ckpt.core.admission import stale
 from gym_ckpt.core.lineage import Poison, Reason, RowConflict, row_of
 from gym_ckpt.core.spread import spread
-from gym_ckpt.errors import InvalidCheckpointState, NotLossless, Unavailable
+from gym_ckpt.errors import CallIdTaken, InvalidCheckpointState, NotLossless, Unavailable
 from gym_ckpt.limits import POISON_DETAIL_MAX_CHARS
 from gym_ckpt.participants.calls import CallBook, Entry, Row
 from gym_ckpt.participants.capture import Asking, NotCaptured, capture, read_tokens
@@ -115,8 +115,6 @@ class LedgerBook(CallBook):
             found = capture(episode, call_id, at, asking, tokens, lineage.rows)
             with anyio.CancelScope(shield=True):  # who stages it knows of it
                 staged = await self.tokens.stage(found.call)
-        except _Copy:
-            raise
         except (NotCaptured, InvalidStaging, NotLossless, InvalidCheckpointState, Unavailable, OSError) as error:
             self._ports.tracer.emit("gate.not_captured", episode=episode.key, call=call_id, why=str(error))
             return Entry(episode, row, poison=(_poison(call_id, Reason.CAPTURE_FAILED, error),))
@@ -142,7 +140,7 @@ class LedgerBook(CallBook):
                 appended = await self._write(entry)
             except RowConflict as error:
                 self._withdrawn(entry, str(error), failed=False)
-                raise Unavailable(f"{error}: repeat it under another id") from None
+                raise CallIdTaken(f"{error}: make it under another id") from None
             except (OSError, Unavailable, NotLossless, InvalidCheckpointState) as error:
                 self._withdrawn(entry, str(error))
                 self._owed.setdefault(entry.episode, []).append(_poison(entry.call_id, Reason.ROW_WRITE_FAILED, error))
@@ -153,14 +151,14 @@ class LedgerBook(CallBook):
             raise stale(entry.episode)
         if appended is Appended.POISONED:
             self._withdrawn(entry, appended)
-            raise Unavailable(f"call {entry.call_id} was refused for good: repeat it under another id")
+            raise CallIdTaken(f"call {entry.call_id} was refused for good: make it under another id")
         self._ports.tracer.emit("gate.row", episode=entry.episode.key, call=entry.call_id)
 
-    def _copy(self, episode: EpisodeId, call_id: str) -> _Copy:
+    def _copy(self, episode: EpisodeId, call_id: str) -> CallIdTaken:
         """A call that was delivered comes again. Said before anything of it is tried: what fails of it is no reason to
         poison a row that stands, and that the conversation goes on from."""
         self._ports.tracer.emit("gate.refused", episode=episode.key, why=f"call {call_id} was delivered already")
-        return _Copy(f"call {call_id} of {episode.key} has a row already: repeat it under another id")
+        return CallIdTaken(f"call {call_id} of {episode.key} has a row already: make it under another id")
 
     async def _write(self, entry: Entry) -> Appended:
         """Poison first: a row that stands without it would pass for sound."""
@@ -278,10 +276,6 @@ class LedgerBook(CallBook):
         self.ledger.drop([rollout_id])
         for episode in [each for each in self._owed if each.rollout_id == rollout_id]:
             del self._owed[episode]
-
-
-class _Copy(Unavailable):
-    """Its call id is another's, which was delivered."""
 
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:

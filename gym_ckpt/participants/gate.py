@@ -94,7 +94,7 @@ class GatedCall:
         """Leave to deliver; waits while admission is closed. `entry`: of an answer that is no error.
 
         Raises:
-            StaleAttempt, Unavailable: it must not be delivered after all.
+            StaleAttempt, CallIdTaken, Unavailable: it must not be delivered after all.
         """
         if self.admission.book.closed:
             self.ports.tracer.emit("gate.held", episode=self.episode.key, call=self.call_id)

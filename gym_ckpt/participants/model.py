@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gym_ckpt.errors import InvalidRequest, StaleAttempt, TransportError, Unavailable
+from gym_ckpt.errors import CallIdTaken, InvalidRequest, StaleAttempt, TransportError, Unavailable
 from gym_ckpt.limits import CALL_ID_MAX_CHARS
 from gym_ckpt.participants.backends import Backends
 from gym_ckpt.participants.calls import CallBook, MemoryBook
@@ -138,7 +138,7 @@ class ModelParticipant(Participant):
                     await request.while_connected(lambda: self._admitted(request, body, answering, gate))
                 finally:
                     self.ports.tracer.emit("gate.done", episode=episode.key, call=call_id)
-        except (StaleAttempt, Unavailable) as error:
+        except (StaleAttempt, CallIdTaken, Unavailable) as error:
             if delivery is None or not delivery.sent:
                 raise
             await delivery.break_off(error.detail)
@@ -147,7 +147,7 @@ class ModelParticipant(Participant):
         try:
             await self._start(gate.episode)
             await self._forward(request, body if gate.asking is None else gate.asking.body, delivery, gate)
-        except (Refused, Unavailable):
+        except (Refused, CallIdTaken, Unavailable):
             await gate.refuse()
             raise
 

@@ -126,17 +126,55 @@ def test_a_copy_of_a_delivered_call_does_not_poison_it_when_the_disk_fails(
         book = stage.gate.it.book
         assert isinstance(book, LedgerBook)
 
-        async def full(*_: object) -> Appended:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
         monkeypatch.setattr(book.ledger, "append", full)
         copy = await stage.call(asks=ASKS)
-        assert copy.status == 503 and b"another id" in copy.body
+        assert copy.status == 409 and json.loads(copy.body)["error"]["code"] == "call_id_taken"
         await book.settle()
         assert await stage.gate.rows(EpisodeId("r")) == ["call"]
         assert stage.world.disk.tree(STAGED) == {}
 
     play(story, captures=True)
+
+
+async def full(*_: object) -> Appended:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_call_whose_row_failed_may_be_repeated_and_its_id_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503 says that it may pass, which it does; under the old id it never will, and 409 says so."""
+
+    async def story(stage: Stage) -> None:
+        stage.worker.say(TOKENS)
+        stage.worker.end()
+        book = stage.gate.it.book
+        assert isinstance(book, LedgerBook)
+        with monkeypatch.context() as patched:
+            patched.setattr(book.ledger, "append", full)
+            failed = await stage.call(asks=ASKS)
+        assert failed.status == 503 and json.loads(failed.body)["error"]["code"] == "unavailable"
+        same = await stage.call(asks=ASKS)
+        assert same.status == 409 and json.loads(same.body)["error"]["code"] == "call_id_taken"
+        again = await stage.call(call_id="again", asks=ASKS)
+        assert again.status == 200 and await stage.gate.rows(EpisodeId("r")) == ["again"]
+
+    play(story, captures=True)
+
+
+def test_of_two_calls_with_one_id_at_once_one_is_served_although_nothing_is_kept_in_memory() -> None:
+    """The ledger itself says that the second row is another one."""
+
+    async def story(stage: Stage) -> None:
+        calls = [await stage.call(asks=ASKS) for _ in range(2)]
+        stage.worker.say(TOKENS)
+        stage.worker.end()
+        await settle()
+        served, refused = sorted(calls, key=lambda caller: caller.status or 0)
+        assert served.status == 200 and refused.status == 409
+        assert json.loads(refused.body)["error"]["code"] == "call_id_taken"
+        (rows,) = [data for path, data in stage.world.disk.tree(LEDGER).items() if path.endswith(".jsonl")]
+        assert rows.count(b"\n") == 1 and stage.world.disk.tree(STAGED) == {}
+
+    play(story, captures=True, checkpoints=False)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

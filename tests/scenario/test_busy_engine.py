@@ -39,6 +39,7 @@ GOOD = json.dumps({
     "usage": {"prompt_tokens": 5, "completion_tokens": 7},
 })  # fmt: skip
 FULL = b'{"error": {"message": "the queue is full", "type": "overloaded"}}'
+TAKEN = b'{"error": {"code": "call_id_taken", "detail": "call r.c0.1 of r has a row already"}}'
 OPENED = json.dumps({"messages": [], "resources_url": "http://nobody:80", "cookie": "c"})
 
 
@@ -63,7 +64,8 @@ class Engine:
         await request.body()
         self.calls.append((anyio.current_time(), str(request.header(CALL_ID))))
         status, headers = self.answers[min(len(self.calls), len(self.answers)) - 1]
-        await respond(send, Answer(GOOD if status == 200 else FULL, status, tuple(headers.items())))
+        body = TAKEN if status == 409 else GOOD if status == 200 else FULL
+        await respond(send, Answer(body, status, tuple(headers.items())))
 
     @property
     def waits(self) -> list[float]:
@@ -165,6 +167,24 @@ def test_a_call_that_may_have_been_executed_is_not_tried_for_as_long(status: int
         assert sum(stage.engine.waits) <= PEER_RETRY_BUDGET_S + PEER_RETRY_MAX_S
 
     play([(status, {"retry-after": "3600"})], story)
+
+
+def test_a_call_whose_copy_was_faster_is_made_again_under_another_id_and_the_taken_one_never() -> None:
+    async def story(stage: Stage) -> None:
+        assert (await ended(stage))["status"] == "finished"
+        assert [call_id for _, call_id in stage.engine.calls] == ["r.c0.1", "r.c0.2"]
+
+    play([(409, {}), (200, {})], story)
+
+
+def test_a_gate_that_takes_every_id_for_another_calls_is_given_up() -> None:
+    async def story(stage: Stage) -> None:
+        result = await ended(stage)
+        assert result["status"] == "failed" and "has a row already" in result["reason"]
+        assert sum(stage.engine.waits) <= PEER_RETRY_BUDGET_S + PEER_RETRY_MAX_S
+        assert len({call_id for _, call_id in stage.engine.calls}) == len(stage.engine.calls)
+
+    play([(409, {})], story)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
