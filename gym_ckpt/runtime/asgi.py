@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -163,7 +163,7 @@ def answer(value: Any, status: int = 200, headers: Headers = ()) -> Answer:
 
 
 async def respond(send: Send, reply: Answer) -> None:
-    """Send a whole response."""
+    """Send a whole response; of one to a `HEAD` the server leaves the body out."""
     headers = [(b"content-type", reply.content_type.encode()), (b"content-length", b"%d" % len(reply.body))]
     headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -177,11 +177,18 @@ def answer_error(error: ProtocolError) -> Answer:
 
 
 class Router:
-    """Routes to handlers; typed errors become their answers; everything unknown is a JSON 404 or 405."""
+    """Routes to handlers; typed errors become their answers.
+
+    A path that no route has is a 404, and a method that no route of the path has a 405, both with a body of JSON: who
+    asks whether there is a route (discovery does) must not take the one for the other. A `GET` with a handler answers
+    `HEAD`, too.
+    """
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._exact = {(route.method, route.path): route for route in routes if "{" not in route.path}
-        self._patterns = [(_pattern(route.path), route) for route in routes if "{" in route.path]
+        headed = [replace(route, method="HEAD") for route in routes if route.method == "GET" and route.handler]
+        every = (*routes, *headed)
+        self._exact = {(route.method, route.path): route for route in every if "{" not in route.path}
+        self._patterns = [(_pattern(route.path), route) for route in every if "{" in route.path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", f"this application serves http only, not {scope['type']}"
@@ -190,7 +197,7 @@ class Router:
         sending: _Sending | None = None
         try:
             if found is None:
-                reply = answer({"error": {"code": "not_found", "detail": f"no {scope['method']} {scope['path']}"}}, 404)
+                reply = self._nothing(scope["method"], scope["path"])
             elif found.stream is not None:
                 sending = _Sending(send)
                 await found.stream(request, sending)
@@ -217,6 +224,15 @@ class Router:
             if match and route.method == method:
                 return route, match.groupdict()
         return None, {}
+
+    def _nothing(self, method: str, path: str) -> Answer:
+        allowed = {there for there, exact in self._exact if exact == path}
+        allowed |= {route.method for pattern, route in self._patterns if pattern.fullmatch(path)}
+        said = ", ".join(sorted(allowed))
+        if not allowed:
+            return answer({"error": {"code": "not_found", "detail": f"no {method} {path}"}}, 404)
+        error = {"code": "method_not_allowed", "detail": f"no {method} {path}: it takes {said}"}
+        return answer({"error": error}, 405, (("allow", said),))
 
 
 class _Sending:
