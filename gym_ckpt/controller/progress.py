@@ -55,15 +55,18 @@ class Pace:
         rate = self.rate(counts)
         return (counts.rows - counts.finished - counts.failed) / rate if rate > 0 else None
 
-    def line(self, counts: Counts) -> str:
+    def parts(self, counts: Counts) -> list[str]:
+        """How the run stands, in words, apart from how many rows have finished."""
         left = self.left_s(counts)
-        lost = f"{counts.retiring} without a reply, " if counts.retiring else ""
-        lost += f"{counts.resting} wait to be tried again, " if counts.resting else ""
-        return (
-            f"{counts.finished}/{counts.rows} finished, {counts.in_flight} in flight, {lost}{self.restored} restored, "
-            f"{counts.failed} failed, {self.rate(counts):.2f} rows/s, "
-            f"{'time left unknown' if left is None else f'about {span(left)} left'}"
-        )
+        return [
+            f"{counts.in_flight} in flight",
+            *([f"{counts.retiring} without a reply"] if counts.retiring else []),
+            *([f"{counts.resting} wait to be tried again"] if counts.resting else []),
+            f"{self.restored} restored",
+            f"{counts.failed} failed",
+            f"{self.rate(counts):.2f} rows/s",
+            "time left unknown" if left is None else f"about {span(left)} left",
+        ]
 
 
 def span(seconds: float) -> str:
@@ -135,7 +138,8 @@ class PlainProgress(_Alive):
         now = anyio.current_time()
         if self._pace is not None and now >= self._next:
             self._next = now + PROGRESS_EVERY_S
-            self._write(self._pace.line(counts) + waiting(self.waits()))
+            stands = [f"{counts.finished}/{counts.rows} finished", *self._pace.parts(counts)]
+            self._write(", ".join(stands) + waiting(self.waits()))
 
     def message(self, text: str, event: str = "") -> None:
         if event not in self._logged:
@@ -168,11 +172,7 @@ class RichProgress(_Alive):
         if self._pace is None:
             return
         self._counts = counts
-        left = self._pace.left_s(counts)
-        figures = (
-            f"{counts.in_flight} in flight · {self._pace.restored} restored · {counts.failed} failed · "
-            f"{self._pace.rate(counts):.2f}/s · {'–' if left is None else span(left)} left{waiting(self.waits())}"
-        )
+        figures = " · ".join(self._pace.parts(counts)) + waiting(self.waits())
         self._bar.update(self._task, total=counts.rows, completed=counts.finished + counts.failed, figures=figures)
 
     def message(self, text: str, event: str = "") -> None:

@@ -1,13 +1,16 @@
-"""What plain progress writes, and that it goes on although nothing happens."""
+"""What progress writes, and that it goes on although nothing happens."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from dataclasses import replace
 
 import anyio
 import pytest
+import rich
 
-from gym_ckpt.controller.progress import PlainProgress
+from gym_ckpt.controller.progress import PlainProgress, RichProgress
 from gym_ckpt.core.collection import Counts
 
 pytestmark = pytest.mark.anyio
@@ -46,3 +49,30 @@ async def test_whoever_reads_events_is_not_told_them_in_words() -> None:
     progress.message("a row is lost", event="collector.lost")
     progress.message("waiting for agent")
     assert lines == ["waiting for agent"]
+
+
+@pytest.fixture
+def screen() -> Iterator[io.StringIO]:
+    """What is drawn on the terminal."""
+    before = rich.get_console().__dict__.copy()
+    drawn = io.StringIO()
+    rich.reconfigure(file=drawn, force_terminal=True, width=250)
+    yield drawn
+    rich.get_console().__dict__.update(before)
+
+
+async def test_the_bar_says_what_the_lines_say(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_ckpt.controller.progress.PROGRESS_EVERY_S", 0.0)
+    counts = replace(COUNTS, in_flight=3, retiring=2, resting=4, failed=1)
+    lines: list[str] = []
+    plain, bar = PlainProgress(lines.append), RichProgress()
+    for progress in (plain, bar):
+        progress.waits = lambda: "agent (to prepare)"
+        progress.start(COUNTS)
+        progress.update(counts)
+        progress.stop()
+    said = lines[-1].removeprefix("8/24 finished, ")
+    assert said.startswith("3 in flight, 2 without a reply, 4 wait to be tried again, 0 restored, 1 failed, ")
+    assert said.endswith("; no answer yet from agent (to prepare)")
+    assert said.split(" failed, ")[0].replace(", ", " · ") in screen.getvalue()
+    assert "; no answer yet from agent (to prepare)" in screen.getvalue() and "9/24" in screen.getvalue()
