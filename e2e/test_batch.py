@@ -23,6 +23,7 @@ from e2e.nursery import Nursery
 from gym_ckpt.adapters.host import command_line
 from gym_ckpt.cli.demo_figures import compare
 from gym_ckpt.cli.demo_gym import COLLECTOR
+from gym_ckpt.wire import json
 
 pytestmark = [
     pytest.mark.e2e,
@@ -203,6 +204,30 @@ def test_a_slurm_job_requeues_itself_until_every_row_is_there(
         assert said.count("stopped at once") == 0 and said.count('collector.exit {"status": 0') == starts
 
 
+def with_a_hopeless_row(nursery: Nursery, folder: Path) -> Many:
+    """A gym of which one row fails whenever it is tried, and is given up at once."""
+    many = Many(nursery, folder, collect=f"{COLLECT}max_attempts = 1\n", turns=(1, 1, 2))
+    tasks = folder / "tasks.jsonl"
+    first, rest = tasks.read_text().split("\n", 1)
+    tasks.write_text(first.replace("apple", "no such item") + "\n" + rest)
+    return many
+
+
+def summary(many: Many) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((many.gym.folder / "summary.json").read_bytes())
+    return found
+
+
+def test_a_slurm_job_of_which_a_row_was_given_up_is_over(tmp_path: Path) -> None:
+    """Status 1, and every row has ended: starting it again would do nothing."""
+    with Nursery() as nursery:
+        many = with_a_hopeless_row(nursery, tmp_path)
+    requeued = stand_ins(many.gym.folder)
+    assert Job(many, EXAMPLES / "slurm" / "collect.sbatch", 0).end() == 1
+    assert not requeued.exists()
+    assert summary(many)["complete"] and "to try them anew" in summary(many)["message"]
+
+
 def test_a_job_whose_gym_cannot_be_used_is_not_requeued_for_ever(tmp_path: Path) -> None:
     with Nursery() as nursery:
         many = Many(nursery, tmp_path, collect=COLLECT)
@@ -212,11 +237,35 @@ def test_a_job_whose_gym_cannot_be_used_is_not_requeued_for_ever(tmp_path: Path)
     assert not requeued.exists()
 
 
+def job_spec() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((EXAMPLES / "kubernetes" / "job.yaml").read_text())["spec"]
+    return found
+
+
+def job_says(status: int, *, disrupted: bool = False) -> str:
+    """What the Job's controller makes of a pod whose collector ended so: `Complete`, the first rule that applies, or
+    `Count` (one of `backoffLimit`). `disrupted`: evicted, preempted or drained."""
+    if status == 0:
+        return "Complete"
+    for rule in job_spec()["podFailurePolicy"]["rules"]:
+        codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions")
+        assert (codes is None) != (conditions is None), "a rule is about one of both"
+        if codes is not None:
+            assert (codes["containerName"], codes["operator"]) == ("collector", "In")
+            applies = status in codes["values"]
+        else:
+            assert conditions == [{"type": "DisruptionTarget"}]
+            applies = disrupted
+        if applies:
+            return str(rule["action"])
+    return "Count"
+
+
 class Pod:
     """What kubelet does with the two containers of the example's pod, on this machine instead of in images."""
 
     def __init__(self, many: Many) -> None:
-        spec = yaml.safe_load((EXAMPLES / "kubernetes" / "job.yaml").read_text())["spec"]["template"]["spec"]
+        spec = job_spec()["template"]["spec"]
         self._grace_s = spec["terminationGracePeriodSeconds"]
         self._many = many
         self._log = (many.gym.folder / "logs" / "job.log").open("ab")
@@ -250,6 +299,13 @@ class Pod:
         assert self.servers.wait(KILL_WAIT_S) == 0, "the servers drain"
         return self.collector.wait(KILL_WAIT_S)
 
+    def end(self) -> int:
+        """The collector has ended by itself, or will: its exit status, once the servers have been ended, too."""
+        status = self.collector.wait(KILL_WAIT_S)
+        self.servers.terminate()
+        self.servers.wait(KILL_WAIT_S)
+        return status
+
     def close(self) -> None:
         self._log.close()
 
@@ -263,13 +319,38 @@ def test_an_evicted_pod_is_continued_by_the_next(tmp_path: Path, calm: Rows) -> 
         pod = Pod(many)
         if number < 2:
             until_published(many, pod.collector)
-            assert pod.terminate() == 75, "not done, and not to be taken for done"
+            status = pod.terminate()
+            assert status == 75, "not done, and not to be taken for done"
+            assert (job_says(status, disrupted=True), job_says(status)) == ("Ignore", "Count"), "another pod is started"
             assert "stopped: " in log.read_text()
         else:
-            assert pod.collector.wait(KILL_WAIT_S) == 0, log.read_text()[-3000:]
-            pod.servers.terminate()
-            pod.servers.wait(KILL_WAIT_S)
+            status = pod.end()
+            assert job_says(status) == "Complete", log.read_text()[-3000:]
         pod.close()
     result = compare(calm, many.gym.rows())
     assert (result.duplicated, result.missing, result.differing) == (0, [], [])
     assert "collector.restored {" in log.read_text()
+
+
+def test_a_job_of_which_a_row_was_given_up_starts_no_other_pod(tmp_path: Path) -> None:
+    with Nursery() as nursery:
+        many = with_a_hopeless_row(nursery, tmp_path)
+    stand_ins(many.gym.folder)
+    for _ in range(2):  # also when somebody creates the Job again
+        pod = Pod(many)
+        status = pod.end()
+        pod.close()
+        assert (status, job_says(status)) == (3, "FailJob"), (many.gym.folder / "logs" / "job.log").read_text()[-3000:]
+        assert summary(many)["complete"] and "to try them anew" in summary(many)["message"]
+    assert len(many.gym.rows()) == 2
+
+
+def test_a_job_whose_configuration_is_refused_starts_no_other_pod(tmp_path: Path) -> None:
+    with Nursery() as nursery:
+        many = Many(nursery, tmp_path, collect=f"{COLLECT}no_such_key = 1\n")
+    stand_ins(many.gym.folder)
+    pod = Pod(many)
+    status = pod.collector.wait(KILL_WAIT_S)
+    assert pod.servers.wait(KILL_WAIT_S) == 2, "neither container can use it"
+    pod.close()
+    assert (status, job_says(status)) == (2, "FailJob")

@@ -1,6 +1,7 @@
 #!/bin/sh
-# The collector's container: passes SIGTERM on, once, and ends with 0 only when every row has ended, so that a Job that
-# was evicted is not taken for done. 75 asks for another pod (see podFailurePolicy in job.yaml).
+# The collector's container: passes SIGTERM on, once, and ends with 0 only when every row has finished, so that a Job that
+# was evicted is not taken for done. 75 asks for another pod; 3 says that one would have nothing to do: every row has
+# ended, and some were given up (see podFailurePolicy in job.yaml).
 set -u
 config=${GYM_CONFIG:?set GYM_CONFIG to the configuration, an absolute path}
 summary=${GYM_SUMMARY:-$config.summary.json}
@@ -14,6 +15,9 @@ while :; do  # `wait` returns early when a signal comes
     status=$?
     kill -0 "$collector" 2>/dev/null || break
 done
-if grep -q '"complete":true' "$summary"; then exit "$status"; fi
+if grep -q '"complete":true' "$summary"; then
+    [ "$status" -eq 0 ] && exit 0
+    [ "$status" -eq 1 ] && exit 3
+fi
 [ "$told" -eq 1 ] && exit 75
 exit "$((status ? status : 75))"

@@ -155,9 +155,7 @@ def _waits(coordination: Coordination, disk: Disk) -> str:
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
-    counts = outcome.summary.counts
-    complete = counts is not None and counts.finished + counts.failed == counts.rows
-    own = {"exit_code": outcome.exit_code, "complete": complete, "message": outcome.message}
+    own = {"exit_code": outcome.exit_code, "complete": outcome.summary.complete, "message": outcome.message}
     return {**own, **msgspec.to_builtins(outcome.summary)}
 
 

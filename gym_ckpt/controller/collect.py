@@ -292,6 +292,7 @@ class _Run:
         summary = Summary(
             figures=figures,
             counts=shared.collection.counts(),
+            complete=shared.collection.done and shared.rows.written,
             began=True,
             finished_before=shared.finished_before,
             continued=shared.continued,

@@ -30,14 +30,16 @@ NOTHING_SAVED: Final = MappingProxyType({"model_calls": 0, "tokens": 0})
 class Summary:
     """Figures of a run. `figures`: over all rows of the output, whichever run wrote them; None when none were read.
 
-    `began`: rows could be sent. `finished_before`: rows that had ended when this run began. `continued`, `restarted`:
-    rows that this run took from a checkpoint, and rows which earlier runs had begun and it has sent from input.
+    `complete`: every row has ended, and is in a file. `began`: rows could be sent. `finished_before`: rows that had
+    ended when this run began. `continued`, `restarted`: rows that this run took from a checkpoint, and rows which
+    earlier runs had begun and it has sent from input.
     `saved`: work of the continued rows that was not repeated, by name: `model_calls`, `tokens` (generated).
     `checkpoints`: published by this run, oldest first.
     """
 
     figures: RowFigures | None = None
     counts: Counts | None = None
+    complete: bool = False
     began: bool = False
     finished_before: int = 0
     continued: int = 0

@@ -74,6 +74,11 @@ class RowFiles:
         self._wake.set()
         self._ports.tracer.emit("collector.failure", episode=episode.key, reason=text, final=final)
 
+    @property
+    def written(self) -> bool:
+        """Whether everything queued is in the files."""
+        return self._written == self._queued
+
     async def sync(self) -> None:
         """Until everything queued before now is written, and durable where the run is.
 
