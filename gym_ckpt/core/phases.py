@@ -22,6 +22,7 @@ from gym_ckpt.errors import (
     ExportFailed,
     InvalidPhase,
     ProtocolError,
+    RestartInScope,
     ScopeMismatch,
     StaleCheckpoint,
 )
@@ -95,9 +96,12 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
+    """`restarts`: capture keys of the scope that this participant has reported as restarts."""
+
     checkpoint_id: str
     target: Target
     lease_until: float
+    restarts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +209,17 @@ def step(state: State, event: Event) -> Step:
             return state, ()
 
 
+def refuse_stale(state: State, checkpoint_id: str) -> None:
+    """The id's fence, which every operation but a resume asks before anything else: whoever comes late learns that, and
+    not what a late call would run into.
+
+    Raises:
+        StaleCheckpoint: this checkpoint was resumed.
+    """
+    if checkpoint_id in state.resumed:
+        raise StaleCheckpoint(f"checkpoint {checkpoint_id} was resumed here; take another one")
+
+
 def refuse_retire(state: State) -> ProtocolError | None:
     """Why attempts cannot be retired now, if they cannot (INV-30).
 
@@ -236,13 +251,8 @@ def _leased(state: State, until: float) -> State:
     return replace(state, lease_until=max(until, state.lease_until or until))
 
 
-def _refuse_resumed(state: State, checkpoint_id: str) -> None:
-    if checkpoint_id in state.resumed:
-        raise StaleCheckpoint(f"checkpoint {checkpoint_id} was resumed here; take another one")
-
-
 def _require_open(state: State, checkpoint_id: str, operation: str) -> None:
-    _refuse_resumed(state, checkpoint_id)
+    refuse_stale(state, checkpoint_id)
     if state.phase is Phase.IDLE:
         raise InvalidPhase(f"{operation} of checkpoint {checkpoint_id}: no checkpoint is open here")
     _refuse_other(state, checkpoint_id)
@@ -254,7 +264,7 @@ def _refuse_other(state: State, checkpoint_id: str) -> None:
 
 
 def _prepare(state: State, event: Prepare) -> Step:
-    _refuse_resumed(state, event.checkpoint_id)
+    refuse_stale(state, event.checkpoint_id)
     _refuse_other(state, event.checkpoint_id)
     if state.phase is Phase.IDLE:
         opened = State(Phase.PREPARING, event.checkpoint_id, resumed=state.resumed)
@@ -274,6 +284,8 @@ def _commit(state: State, event: Commit) -> Step:
         raise ExportFailed(state.export_failed)
     leased = _leased(state, event.lease_until)
     if state.target is None:
+        if event.restarts:
+            raise RestartInScope(f"{min(event.restarts)} was reported as a restart; leave it out of the scope")
         return replace(leased, target=event.target), (Action.EXPORT,)
     _same_target(state, event.target, "commit")
     return leased, ()
@@ -287,7 +299,7 @@ def _same_target(state: State, target: Target, operation: str) -> None:
 
 
 def _restore(state: State, event: Restore) -> Step:
-    _refuse_resumed(state, event.checkpoint_id)
+    refuse_stale(state, event.checkpoint_id)
     _refuse_other(state, event.checkpoint_id)
     if state.phase is Phase.IDLE:
         if event.served:

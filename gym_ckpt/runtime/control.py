@@ -7,7 +7,7 @@ clock: a wall clock that jumps cannot lengthen it (INV-53).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -17,7 +17,7 @@ import msgspec
 from gym_ckpt.core import phases
 from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.core.phases import Action, Phase, Target
-from gym_ckpt.errors import DeadlineExceeded, ExportFailed, InvalidPhase, ProtocolError, RestartInScope, Unavailable
+from gym_ckpt.errors import DeadlineExceeded, ExportFailed, InvalidPhase, ProtocolError, Unavailable
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
@@ -127,9 +127,8 @@ class ControlPlane:
         target = Target(directory_of(request), scope_of(request.episode_ids), request.stop)
 
         def begin() -> phases.Event:
-            if self._state.target is None:
-                self._refuse_restarts(target.scope)
-            return phases.Commit(request.checkpoint_id, target, lease)
+            restarts = self._participant.restarts() & {episode.key for episode in target.scope}
+            return phases.Commit(request.checkpoint_id, target, lease, tuple(sorted(restarts)))
 
         await self._locked(until, begin)
         return await self._committed.get(until - anyio.current_time(), "commit")
@@ -146,7 +145,7 @@ class ControlPlane:
 
     async def resume(self, request: ResumeRequest) -> ResumeReply:
         """End this checkpoint or restore, in whatever phase it is; repeated, it stays ended."""
-        until, _ = self._times(request)
+        until = anyio.current_time() + self._budget(request)
         await self._locked(until, lambda: phases.Resume(request.checkpoint_id))
         if self._abort.publishing and not self._committed.done:
             # The manifest may be appearing right now: say "resumed" only once nothing is written any more (INV-50).
@@ -253,8 +252,9 @@ class ControlPlane:
         return checked_budget(request, self._ports.clock.wall(), BUDGET_MAX_S)
 
     def _times(self, request: CheckpointRequest) -> tuple[float, float]:
-        """Deadline and end of the lease, on the monotonic clock."""
+        """Deadline and end of the lease, on the monotonic clock. Raises `StaleCheckpoint` first of all."""
         until = anyio.current_time() + self._budget(request)
+        phases.refuse_stale(self._state, request.checkpoint_id)
         return until, until + self._grace_s
 
     def _serialized(self, until: float, doing: str) -> Serialized:
@@ -393,8 +393,3 @@ class ControlPlane:
                 raise
             # They are refused, and whoever restored them retires them: that does it again, until it is done.
             self._ports.tracer.emit("restore.release_failed", why=str(error))
-
-    def _refuse_restarts(self, scope: Iterable[EpisodeId]) -> None:
-        named = sorted(self._participant.restarts() & {episode.key for episode in scope})
-        if named:
-            raise RestartInScope(f"{named[0]} was reported as a restart; leave it out of the scope")

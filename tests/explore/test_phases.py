@@ -131,7 +131,7 @@ def test_two_checkpoints_of_one_participant() -> None:
 @pytest.mark.parametrize(
     ("name", "instead", "says"),
     [
-        ("_refuse_resumed", lambda *_: None, "resumed checkpoint is never open again"),
+        ("refuse_stale", lambda *_: None, "resumed checkpoint is never open again"),
         ("_ending", lambda *_, **__: (Action.OPEN,), "INV-50|INV-60"),
         ("_commit", lambda *given: retargeting(*given), "committed, and not written"),
     ],

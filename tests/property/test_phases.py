@@ -19,6 +19,7 @@ from gym_ckpt.errors import (
     ExportFailed,
     InvalidPhase,
     ProtocolError,
+    RestartInScope,
     ScopeMismatch,
     StaleCheckpoint,
 )
@@ -28,6 +29,7 @@ from gym_ckpt.types import EpisodeId
 IDS = st.sampled_from(["open", "open", "open", "a", "b", "c"])
 """`open`: whichever checkpoint is open now. Most calls are about that one, or the machine never gets far."""
 TARGETS = st.sampled_from([Target("/one", (EpisodeId("r"),)), Target("/two", ()), Target("/one", (), stop=True)])
+RESTARTS = st.sampled_from([(), (), (), ("r",)])
 LEASES = st.floats(10, 50)
 STEPS = st.floats(0.1, 6)
 
@@ -116,16 +118,18 @@ class Phases(RuleBasedStateMachine):
         self.do(phases.PrepareRaised(self.open or ""))
         self.ended(None)
 
-    @rule(checkpoint_id=IDS, to=TARGETS, seconds=LEASES)
-    def commit(self, checkpoint_id: str, to: Target, seconds: float) -> None:
+    @rule(checkpoint_id=IDS, to=TARGETS, seconds=LEASES, restarts=RESTARTS)
+    def commit(self, checkpoint_id: str, to: Target, seconds: float, restarts: tuple[str, ...] = ()) -> None:
         checkpoint_id = self.named(checkpoint_id)
         writing = self.writing
-        refusal, actions = self.do(phases.Commit(checkpoint_id, to, self.now + seconds))
+        refusal, actions = self.do(phases.Commit(checkpoint_id, to, self.now + seconds, restarts))
         expected = self.expected_refusal(checkpoint_id)
         if expected is None and self.stage not in ("prepared", "committed"):
             expected = InvalidPhase
         if expected is None and self.failed:
             expected = ExportFailed
+        if expected is None and self.target is None and restarts:
+            expected = RestartInScope
         if expected is None and self.target not in (None, to):
             expected = ScopeMismatch
         assert refusal is expected
