@@ -1,7 +1,12 @@
-"""`gym-ckpt inspect`: what a checkpoint directory holds, from its files alone; needs no server, changes nothing."""
+"""`gym-ckpt inspect`: what a checkpoint directory holds, from its files alone; needs no server, changes nothing.
+
+Staged keys are counted from the rows of the capture ledger, which are in the records of policy-model servers: these are
+read, one record at a time, even where nothing else is verified.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,12 +17,13 @@ import msgspec
 
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.signals import collector_of
-from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, ProtocolError
+from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, InvalidRolloutId, ProtocolError
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest, verify_checkpoint
+from gym_ckpt.storage.ledger import Exported
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, read_or_rebuilt
 from gym_ckpt.storage.records import verified_records
-from gym_ckpt.types import EpisodeId
+from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 
@@ -29,10 +35,13 @@ class NoSuchEpisode(GymCkptError):
 
 
 class ParticipantView(msgspec.Struct, frozen=True, kw_only=True):
+    """`staged_keys`: how many its records refer to; null when they cannot be read."""
+
     kind: str
     instance: str
     records: int
     bytes: int
+    staged_keys: int | None
 
 
 class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +54,7 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     continued: int | None
     restarted: int | None
     bytes: int
+    staged_keys: int | None
     participants: list[ParticipantView]
     problems: list[str]
 
@@ -67,6 +77,7 @@ class EpisodeView(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     capture_key: str
     bytes: int
+    staged_keys: list[str]
     state: Any
 
 
@@ -150,6 +161,7 @@ def _checkpoint(fs: FileSystem, run_dir: str, name: str, published: tuple[str, .
         continued=_length(collection.get("continued")),
         restarted=_length(collection.get("restarted")),
         bytes=sum(each.bytes for each in found.participants),
+        staged_keys=_staged_in(found),
         participants=found.participants,
         problems=found.problems,
     )
@@ -159,11 +171,39 @@ def _length(value: Any) -> int | None:
     return len(value) if isinstance(value, list | dict) else None
 
 
+def _staged_in(found: _Found) -> int | None:
+    """How many the checkpoint refers to; None when that cannot be told."""
+    counts = [each.staged_keys for each in found.participants if each.staged_keys is not None]
+    return sum(counts) if len(counts) == len(found.participants) and not found.problems else None
+
+
+def _staged_keys(kind: str, record: dict[str, Any]) -> tuple[str, ...]:
+    """Those that a record of the capture ledger refers to; none of any other state."""
+    if kind != Kind.MODEL:
+        return ()
+    try:
+        episode = EpisodeId.checked(record["episode"]["rollout_id"], record["episode"]["attempt"])
+        return Exported.parse(episode, record["state"]).staging_keys
+    except (InvalidRolloutId, InvalidCheckpointState, KeyError, TypeError):
+        return ()
+
+
 def _verified(fs: FileSystem, directory: str) -> _Found:
-    report = _finish(verify_checkpoint(directory), fs)
+    staged: Counter[tuple[str, str]] = Counter()
+
+    def look(kind: str, instance: str, record: dict[str, Any]) -> None:
+        staged[kind, instance] += len(_staged_keys(kind, record))
+
+    report = _finish(verify_checkpoint(directory, look), fs)
     return _Found(
         [
-            ParticipantView(kind=each.kind, instance=each.instance, records=each.record_count, bytes=each.bytes)
+            ParticipantView(
+                kind=each.kind,
+                instance=each.instance,
+                records=each.record_count,
+                bytes=each.bytes,
+                staged_keys=staged[each.kind, each.instance],
+            )
             for each in report.participants
         ],
         report.problems,
@@ -171,7 +211,7 @@ def _verified(fs: FileSystem, directory: str) -> _Found:
 
 
 def _listed(fs: FileSystem, directory: str, state: str) -> _Found:
-    """From manifests and file sizes only; a partial checkpoint may lack any of them."""
+    """From manifests, file sizes and the records of model servers; a partial checkpoint may lack any of them."""
     found = _Found()
     for kind, instance in _participants(fs, directory):
         where = layout.join(directory, layout.GYM, kind, instance)
@@ -184,7 +224,14 @@ def _listed(fs: FileSystem, directory: str, state: str) -> _Found:
             if state != "partial":
                 found.problems.append(str(error))
             continue
-        view = ParticipantView(kind=kind, instance=instance, records=named.record_count, bytes=size)
+        staged: int | None = None
+        try:
+            read = verified_records(fs, where, named) if kind == Kind.MODEL else ()
+            staged = sum(len(_staged_keys(kind, record)) for record in read)
+        except ProtocolError as error:
+            if state != "partial":
+                found.problems.append(str(error))
+        view = ParticipantView(kind=kind, instance=instance, records=named.record_count, bytes=size, staged_keys=staged)
         found.participants.append(view)
     return found
 
@@ -214,6 +261,7 @@ def _episodes(fs: FileSystem, run_dir: str, wanted: str) -> Iterator[EpisodeView
                         instance=instance,
                         capture_key=key,
                         bytes=len(json.dumps(record)) + 1,
+                        staged_keys=list(_staged_keys(kind, record)),
                         state=record["state"],
                     )
 
@@ -232,7 +280,8 @@ def _text(view: DirectoryView) -> str:
             else f", {counted(each.continued, 'row')} continued, {each.restarted or 0} restarted"
         )
         when = "" if each.created_at is None else f"  {time_text(each.created_at)}"
-        lines.append(f"\n{each.checkpoint_id}  {each.state}{when}  {size_text(each.bytes)}{rows}")
+        staged = "" if each.staged_keys is None else f", {counted(each.staged_keys, 'staged key')}"
+        lines.append(f"\n{each.checkpoint_id}  {each.state}{when}  {size_text(each.bytes)}{rows}{staged}")
         for part in each.participants:
             records = counted(part.records, "record")
             lines.append(f"  {part.kind:<12} {part.instance:<20} {records:>16}  {size_text(part.bytes):>9}")
@@ -251,6 +300,9 @@ def _episode_text(found: list[EpisodeView]) -> str:
             lines += [f"  {key}: {_short(value)}" for key, value in each.state.items()]
         else:
             lines.append(f"  {_short(each.state)}")
+        if each.staged_keys:
+            lines.append(f"  {counted(len(each.staged_keys), 'staged key')}:")
+            lines += [f"    {key}" for key in each.staged_keys]
     return "\n".join(lines)
 
 

@@ -177,7 +177,11 @@ def config_show(config: str, as_json: bool) -> None:
 @click.option(
     "--verify", is_flag=True, help="Read every byte against its digest; exit status 1 when anything is wrong."
 )
-@click.option("--episode", metavar="ID", help="Show one episode: a rollout id, or a capture key such as row-7-a1.")
+@click.option(
+    "--episode",
+    metavar="ID",
+    help="Show one episode, with its staged keys: a rollout id, or a capture key such as row-7-a1.",
+)
 @JSON
 def inspect(directory: str, verify: bool, episode: str | None, as_json: bool) -> None:
     """Show what the checkpoint directory DIR holds and which checkpoint is published.

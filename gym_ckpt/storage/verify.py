@@ -5,8 +5,9 @@ It needs no server and no configuration: what a checkpoint holds is in the check
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.limits import COLLECTION_MAX_BYTES
@@ -42,8 +43,12 @@ class Report:
         return not self.problems
 
 
-def verify_checkpoint(checkpoint_dir: str) -> Job[Report]:
-    """Verify one checkpoint. Damage is reported, not raised."""
+Look = Callable[[str, str, dict[str, Any]], None]
+"""At a record of this kind and instance; what was seen counts only if the participant is in the report."""
+
+
+def verify_checkpoint(checkpoint_dir: str, look: Look = lambda kind, instance, record: None) -> Job[Report]:
+    """Verify one checkpoint. Damage is reported, not raised. `look`: is shown each record as it is read."""
 
     def job(fs: FileSystem) -> Generator[str, None, Report]:
         report = Report(checkpoint_dir)
@@ -53,7 +58,7 @@ def verify_checkpoint(checkpoint_dir: str) -> Job[Report]:
         for kind in _names(fs, gym, report):
             for instance in _names(fs, layout.join(gym, kind), report):
                 yield "verify.participant"
-                yield from _participant(fs, report, kind, instance)
+                yield from _participant(fs, report, kind, instance, look)
         if not report.participants and not report.problems:
             report.problems.append(f"{gym}: there is no participant in this checkpoint; take another checkpoint")
         return report
@@ -79,7 +84,7 @@ def _collection_id(fs: FileSystem, checkpoint_dir: str, report: Report) -> str |
     return None
 
 
-def _participant(fs: FileSystem, report: Report, kind: str, instance: str) -> Steps[None]:
+def _participant(fs: FileSystem, report: Report, kind: str, instance: str, look: Look) -> Steps[None]:
     directory = layout.join(report.checkpoint_dir, layout.GYM, kind, instance)
     path = layout.join(directory, layout.MANIFEST)
     try:
@@ -91,8 +96,8 @@ def _participant(fs: FileSystem, report: Report, kind: str, instance: str) -> St
         if report.checkpoint_id is not None and found.checkpoint_id != report.checkpoint_id:
             raise damaged(path, f"is of checkpoint {found.checkpoint_id}, not {report.checkpoint_id}")
         yield "verify.records"
-        for _ in verified_records(fs, directory, found):
-            pass
+        for record in verified_records(fs, directory, found):
+            look(kind, instance, record)
         size = fs.size(layout.join(directory, found.records_file))
     except InvalidCheckpointState as error:
         report.problems.append(error.detail)

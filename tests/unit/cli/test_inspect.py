@@ -13,8 +13,10 @@ from gym_ckpt.cli.inspect import NoSuchEpisode, inspect_directory, size_text
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.ports import Job
 from gym_ckpt.storage import AbortFlag, ManifestHead, layout, publish, write_records
-from gym_ckpt.types import Kind
+from gym_ckpt.storage.ledger import Exported
+from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
+from tests.unit.ledger.given import chain
 
 T = TypeVar("T")
 Shown = Callable[..., tuple[Any, bool]]
@@ -78,7 +80,7 @@ def test_it_tells_latest_published_and_partial(run_dir: Path) -> None:
 
 def test_only_verify_finds_a_flipped_byte(run_dir: Path) -> None:
     assert shown(run_dir, verify=True)[1]
-    records = next(run_dir.glob("checkpoints/c1/gym/model/policy/records-*"))
+    records = next(run_dir.glob("checkpoints/c1/gym/agent/agent/records-*"))
     data = bytearray(records.read_bytes())
     data[-5] ^= 1
     records.write_bytes(data)
@@ -86,6 +88,67 @@ def test_only_verify_finds_a_flipped_byte(run_dir: Path) -> None:
     view, sound = shown(run_dir, verify=True)
     assert not sound
     assert [each["checkpoint_id"] for each in view["checkpoints"] if each["problems"]] == ["c1"]
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> tuple[Path, dict[str, list[str]]]:
+    """A checkpoint of two model servers that share a ledger, one with a restored attempt; and whose keys are whose."""
+    path = tmp_path / "captured"
+    path.mkdir()
+    directory = layout.checkpoint_dir(str(path), "c1")
+    keys: dict[str, list[str]] = {}
+    for instance, held in (("policy", (("r1", 3), ("r2", 0))), ("policy2", (("r3", 2),))):
+        records = []
+        for name, calls in held:
+            rows, _, _ = chain(EpisodeId(name, 0), calls)
+            episode = EpisodeId(name, 1)
+            keys[episode.key] = [row.staging_key for row in rows]
+            state = Exported(episode, tuple(rows)).state()
+            records.append(json.dumps({"episode": {"rollout_id": name, "attempt": 1}, "state": state}))
+        head = ManifestHead(kind=Kind.MODEL, instance=instance, checkpoint_id="c1")
+        done(write_records(directory, head, records, AbortFlag(), "1" * 16))
+    done(publish(str(path), "c1", {"continued": [], "restarted": [], "created_at": 5.0}, "1" * 16))
+    return path, keys
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_staged_keys_are_counted_per_checkpoint(captured: tuple[Path, dict[str, list[str]]], verify: bool) -> None:
+    path, _ = captured
+    view, sound = shown(path, verify=verify)
+    (checkpoint,) = view["checkpoints"]
+    assert sound and checkpoint["staged_keys"] == 5
+    assert [part["staged_keys"] for part in checkpoint["participants"]] == [3, 2]
+    text, _ = inspect_directory(str(path), verify=verify, episode=None, as_json=False)
+    assert "5 staged keys" in text
+
+
+def test_an_episode_is_shown_with_its_staged_keys(captured: tuple[Path, dict[str, list[str]]]) -> None:
+    path, keys = captured
+    for name in ("r1", "r2", "r3"):
+        ((found,), _) = shown(path, episode=name)
+        assert found["staged_keys"] == keys[f"{name}-a1"]
+    text, _ = inspect_directory(str(path), verify=False, episode="r3", as_json=False)
+    assert text.splitlines()[-3:] == ["  2 staged keys:", *(f"    {key}" for key in keys["r3-a1"])]
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_keys_of_records_that_cannot_be_believed_are_not_counted(
+    captured: tuple[Path, dict[str, list[str]]], verify: bool
+) -> None:
+    path, _ = captured
+    records = next(path.glob("checkpoints/c1/gym/model/policy/records-*"))
+    data = records.read_bytes()
+    records.write_bytes(data.replace(b'"c1"', b'"c9"'))
+    view, sound = shown(path, verify=verify)
+    (checkpoint,) = view["checkpoints"]
+    assert not sound and checkpoint["staged_keys"] is None
+    assert len(checkpoint["problems"]) == 1 and "do not match the digest" in checkpoint["problems"][0]
+    text, _ = inspect_directory(str(path), verify=verify, episode=None, as_json=False)
+    assert "staged key" not in text
+
+
+def test_a_gym_that_captures_nothing_has_none(run_dir: Path) -> None:
+    assert [each["staged_keys"] for each in shown(run_dir)[0]["checkpoints"]] == [0, 0, 0]
 
 
 def test_missing_parts_of_a_published_checkpoint_are_problems(run_dir: Path) -> None:
