@@ -20,6 +20,7 @@ from gym_ckpt.errors import (
     Unavailable,
 )
 from gym_ckpt.invariants import within_scope
+from gym_ckpt.limits import RECORD_MAX_BYTES
 from gym_ckpt.runtime.participant import Participant, Record, digests
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, instances_of, read_records, write_records
 from gym_ckpt.types import EpisodeId, keys
@@ -142,9 +143,15 @@ def _lines(records: Sequence[Record]) -> Iterator[bytes]:
     for record in records:
         row = {"episode": {"rollout_id": record.episode.rollout_id, "attempt": record.episode.attempt}}
         try:
-            yield json.dumps(row | {"state": record.state})
+            line = json.dumps(row | {"state": record.state})
         except NotLossless as error:
             raise ExportFailed(f"episode {record.episode.key} cannot be exported: {error}") from None
+        if len(line) > RECORD_MAX_BYTES:
+            raise ExportFailed(
+                f"episode {record.episode.key} cannot be exported: its record has {len(line):,} bytes, and "
+                f"{RECORD_MAX_BYTES:,} are allowed"
+            )
+        yield line
 
 
 def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:

@@ -17,6 +17,7 @@ from gym_ckpt.limits import (
     MODEL_RETRY_AFTER_MAX_S,
     PEER_RETRY_BUDGET_S,
     PEER_RETRY_MAX_S,
+    REFUSAL_SAID_BYTES,
 )
 from gym_ckpt.participants.agent import AgentParticipant
 from gym_ckpt.participants.model import CALL_ID, STARTED_PATH
@@ -64,7 +65,7 @@ class Engine:
         await request.body()
         self.calls.append((anyio.current_time(), str(request.header(CALL_ID))))
         status, headers = self.answers[min(len(self.calls), len(self.answers)) - 1]
-        body = TAKEN if status == 409 else GOOD if status == 200 else FULL
+        body = {200: GOOD, 409: TAKEN, 413: FULL + b" " * 10_000}.get(status, FULL)
         await respond(send, Answer(body, status, tuple(headers.items())))
 
     @property
@@ -192,6 +193,7 @@ def test_a_call_that_is_wrong_fails_at_once_with_the_engines_own_words(status: i
     async def story(stage: Stage) -> None:
         result = await ended(stage)
         assert result["status"] == "failed" and "the queue is full" in result["reason"]
+        assert len(result["reason"]) < REFUSAL_SAID_BYTES + 100, "as much of them as says something"
         assert len(stage.engine.calls) == 1
 
     play([(status, {})], story)

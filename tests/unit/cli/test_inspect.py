@@ -11,6 +11,7 @@ import pytest
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.inspect import NoSuchEpisode, inspect_directory, size_text
 from gym_ckpt.errors import ConfigError
+from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import Job
 from gym_ckpt.storage import AbortFlag, ManifestHead, layout, publish, write_records
 from gym_ckpt.storage.ledger import Exported
@@ -155,6 +156,16 @@ def test_missing_parts_of_a_published_checkpoint_are_problems(run_dir: Path) -> 
     next(run_dir.glob("checkpoints/c2/gym/agent/agent/manifest.json")).unlink()
     view, sound = shown(run_dir)
     assert not sound and "manifest.json: is missing" in view["checkpoints"][0]["problems"][0]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_pointer_longer_than_any_is_damage_and_the_checkpoints_are_looked_at(run_dir: Path, over: int) -> None:
+    """`MANIFEST_MAX_BYTES`."""
+    pointer = run_dir / "LATEST"
+    pointer.write_bytes(pointer.read_bytes().ljust(MANIFEST_MAX_BYTES + over))
+    view, sound = shown(run_dir)
+    assert view["latest"] == "c2" and sound is not bool(over)
+    assert [str(pointer) in problem for problem in view["problems"]] == [True] * over
 
 
 def test_an_episode_by_rollout_or_by_capture_key(run_dir: Path) -> None:
