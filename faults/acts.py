@@ -7,6 +7,7 @@ Functions of an injector and a fault. Must not know how a plan was drawn, or wha
 from __future__ import annotations
 
 import contextvars
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,14 @@ from gym_ckpt.storage.publication import published
 from gym_ckpt.wire import json
 from sim.cluster import HOSTS, OUTPUT, RUN_DIR, TOKEN
 from sim.epoch import Epoch
+from sim.fates import TurnedAway
 from sim.network import NodeClient
 from sim.oracle.files import Picture, incomplete, read
 
 if TYPE_CHECKING:
     from faults.inject import Injector
 
+GENERATION = "/completions"
 SIDES: Mapping[str, str] = {
     "net.request": "sent",
     "net.arrived": "arrived",
@@ -55,6 +58,8 @@ def take_up(by: Injector, fault: Any) -> None:
             by.upon(faults.OnPhase(fault.phase, fault.k, fault.node), lambda: _deaf(by, fault))
         case faults.LateTimers():
             by.upon(faults.At(fault.from_s), lambda: _late(by, fault))
+        case faults.Overload():
+            by.upon(fault.when, lambda: _fill(by, fault))
         case faults.BitFlip():
             by.upon(fault.when, lambda: _flip(by, fault))
         case faults.Stranger():
@@ -77,6 +82,21 @@ def fields_of(fault: Any) -> dict[str, Any]:
         case faults.StuckWorker():
             return {"lose": "mid_reply", "hang": True, "mid_reply_chunks": fault.chunks}
     raise AssertionError(f"{fault} is no fault of an exchange")
+
+
+def turned_away(by: Injector, dst: str, path: str) -> dict[str, Any]:
+    """What becomes of an exchange with a worker that is full."""
+    for fault, until in by.full:
+        if fault.node == dst and by.world.now < until and path.endswith(GENERATION):
+            number = round(1000 * fault.pause_s) if fault.says == "retry-after-ms" else math.ceil(fault.pause_s)
+            headers = ((fault.says, str(number)),) if fault.says else ()
+            return {"turned_away": TurnedAway(fault.status, headers, fault.pause_s if fault.says else 0.0)}
+    return {}
+
+
+def _fill(by: Injector, fault: faults.Overload) -> None:
+    by.count(fault, fault.node)
+    by.full.append((fault, by.world.now + fault.for_s))
 
 
 def _crash_host(by: Injector, fault: faults.CrashHost) -> None:

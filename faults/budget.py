@@ -20,7 +20,7 @@ import msgspec
 from faults import catalogue as faults
 from faults.catalogue import Fault
 from faults.plan import Plan
-from gym_ckpt.limits import FORGOTTEN_S, LOST_ATTEMPTS_MAX
+from gym_ckpt.limits import FORGOTTEN_S, LOST_ATTEMPTS_MAX, MODEL_REFUSED_BUDGET_S
 
 FAULTS_MAX = 24
 CRASHES_MAX = 20
@@ -41,6 +41,7 @@ DEATHS = (
 """A controller ends of an error at a named point; a server goes on, and is counted all the same."""
 
 assert DELAY_MAX_S * 2 <= FORGOTTEN_S, "a late copy may be delayed once more"
+assert CHAOS_MAX_S * 4 < MODEL_REFUSED_BUDGET_S, "an engine that is full costs no row an attempt (INV-25)"
 assert CRASHES_MAX * 2 < LOST_ATTEMPTS_MAX, "no rollout may be given up because faults struck it often (INV-1)"
 
 
@@ -80,6 +81,9 @@ def _short(fault: Fault) -> Fault:
             return msgspec.structs.replace(fault, by_s=min(fault.by_s, LATE_MAX_S), for_s=min(fault.for_s, DELAY_MAX_S))
         case faults.SlowReader():
             return msgspec.structs.replace(fault, part_s=min(fault.part_s, PART_MAX_S))
+        case faults.Overload():
+            for_s, pause_s = min(fault.for_s, DELAY_MAX_S), min(fault.pause_s, DELAY_MAX_S)
+            return msgspec.structs.replace(fault, for_s=for_s, pause_s=pause_s)
         case faults.Partition() | faults.Slow() | faults.Pause() | faults.HalfOpen() | faults.LeaseExpiry():
             return msgspec.structs.replace(fault, for_s=min(fault.for_s, DELAY_MAX_S))
     return fault

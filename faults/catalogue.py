@@ -13,9 +13,12 @@ from __future__ import annotations
 from typing import Literal
 
 from faults.others import (
+    AsksIn,
     BadState,
     FailedReply,
     JudgeFails,
+    Overload,
+    RefusesWith,
     Rival,
     RivalDoes,
     SlowWorker,
@@ -42,6 +45,7 @@ from faults.when import (
 
 __all__ = [
     "EVERYTHING",
+    "AsksIn",
     "At",
     "BadState",
     "FailedReply",
@@ -49,6 +53,8 @@ __all__ = [
     "OnEvent",
     "OnPhase",
     "OnRow",
+    "Overload",
+    "RefusesWith",
     "Restart",
     "Rival",
     "RivalDoes",
@@ -470,6 +476,7 @@ Fault = (
     | Signal
     | SlowWorker
     | StuckWorker
+    | Overload
     | FailedReply
     | ToolFails
     | JudgeFails

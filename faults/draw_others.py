@@ -129,6 +129,23 @@ def _stuck_worker(d: Drawing) -> Fault:
     return faults.StuckWorker(k, n, chunks, d.one_of("worker"))
 
 
+def _overload(d: Drawing) -> Fault:
+    """Seconds, most often; the pause that is asked for is longer than the agents' own first one."""
+    chance = d.chance
+    for_s = round(chance.choice((chance.uniform(0.2, 2.0), chance.uniform(2.0, 8.0))), 3)
+    return full(d, d.when(), for_s, d.one_of("worker"))
+
+
+def full(d: Drawing, when: When, for_s: float, worker: str) -> Fault:
+    """An inference worker is full, and says so in one of the ways in which engines do."""
+    chance = d.chance
+    says: faults.AsksIn = chance.choice(get_args(faults.AsksIn))
+    pause_s = 0.0
+    if says:
+        pause_s = chance.randint(1, 5) if says == "retry-after" else round(chance.uniform(1.0, 5.0), 3)
+    return faults.Overload(when, for_s, chance.choice(get_args(faults.RefusesWith)), says, float(pause_s), worker)
+
+
 def _failed_reply(d: Drawing) -> Fault:
     chance = d.chance
     dst, route, k = _route(d)
@@ -211,6 +228,7 @@ PLACES: tuple[Kind, ...] = (
 INFERENCE: tuple[Kind, ...] = (
     ("inference", "slow worker", _slow_worker, 2.0),
     ("inference", "stuck worker", _stuck_worker, 1.0),
+    ("inference", "overload", _overload, 1.5),
 )
 OTHERS: tuple[Kind, ...] = (
     ("others", "failed reply", _failed_reply, 1.0),

@@ -81,6 +81,8 @@ class Injector:
         """What delivers requests that a proxy has kept."""
         self._slow: list[faults.Slow] = []
         self.partitions: list[faults.Partition] = []
+        self.full: list[tuple[faults.Overload, float]] = []
+        """Workers that are full, and until when."""
         self._on_event: dict[int, list[Act]] = {}
         self._world: World | None = None
 
@@ -287,6 +289,8 @@ class Injector:
             if cut.src in (src, EVERYTHING) and cut.dst in (dst, EVERYTHING) and self._within(cut.from_s, cut.for_s):
                 self.count(cut, src)
                 fields |= {"lose": "before", "hang": True} if cut.silent else {"refuse": True}
+        if self.full:
+            fields |= acts.turned_away(self, dst, path)
         slow = self._slowness(src) + self._slowness(dst)
         if self._jitter_s:
             there += self._chance.random() * self._jitter_s

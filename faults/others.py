@@ -11,6 +11,8 @@ from typing import Literal
 from faults.when import Data, When, exchanges, ordinal
 from gym_ckpt.words import counted
 
+RefusesWith = Literal[429, 503, 529]
+AsksIn = Literal["", "retry-after", "retry-after-ms"]
 StateIs = Literal["huge", "unserializable", "raises"]
 RivalDoes = Literal["claims", "sweeps", "takes over"]
 StrangerAsks = Literal["malformed", "untagged", "untagged_run", "ledger_retire", "ledger_delete"]
@@ -28,6 +30,22 @@ class SlowWorker(Data, frozen=True, tag="slow_worker", tag_field="fault"):
     def words(self) -> str:
         alive = f" with {counted(self.keep_alives, 'keep-alive')} in a stream" if self.keep_alives else ""
         return f"{self.node}'s {ordinal(self.k, self.n)} answer is {self.by_s:g} s late{alive}"
+
+
+class Overload(Data, frozen=True, tag="overload", tag_field="fault"):
+    """For a while an inference worker is full: it answers every call with `status` and does nothing. `says`: the header
+    in which it asks for a pause of `pause_s`; none where that is empty."""
+
+    when: When
+    for_s: float
+    status: RefusesWith = 429
+    says: AsksIn = ""
+    pause_s: float = 0.0
+    node: str = "worker"
+
+    def words(self) -> str:
+        asks = f", and asks for {self.pause_s:g} s in {self.says}" if self.says else ""
+        return f"{self.node} is full {self.when.words()}, for {self.for_s:g} s: it answers {self.status}{asks}"
 
 
 class StuckWorker(Data, frozen=True, tag="stuck_worker", tag_field="fault"):

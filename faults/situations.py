@@ -19,6 +19,7 @@ import msgspec
 
 from faults import catalogue as faults
 from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart
+from faults.draw_others import full
 from faults.plan import Setup
 from sim.workload import WORKLOADS, workload
 
@@ -81,13 +82,22 @@ def _all_lost(d: Drawing, k: int = 0) -> Fault:
 
 def _keep_alives(d: Drawing) -> Faults:
     """Every stream begins with keep-alives."""
-    return (faults.SlowWorker(_between(d, 0.01, 1.0), 1, 24, d.chance.randint(1, 3)),)
+    by_s, each = _between(d, 0.01, 1.0), d.chance.randint(1, 3)
+    return tuple(faults.SlowWorker(by_s, 1, 24, each, worker) for worker in d.workers)
 
 
 def _broken_off(d: Drawing) -> Faults:
-    """The worker is lost in the middle of streams that have begun."""
+    """Workers are lost in the middle of streams that have begun."""
     how: faults.Loss = d.chance.choice(("mid_reply", "in_frame"))
-    return (faults.Lose("worker", "completions", how, d.chance.randint(1, 12), 2, d.chance.randint(1, 3)),)
+    k, chunks = d.chance.randint(1, 12), d.chance.randint(1, 3)
+    return tuple(faults.Lose(worker, "completions", how, k, 2, chunks) for worker in d.workers)
+
+
+def _overloaded(d: Drawing) -> Faults:
+    """Every worker is full for some seconds, longer than a checkpoint may take, and one is asked for meanwhile."""
+    at_s, for_s = _between(d, 0.1, 0.8), _between(d, 1.0, 5.0)
+    asked = faults.Signal("SIGUSR1", At(round(at_s + 0.6, 3)))
+    return *(full(d, At(at_s), for_s, worker) for worker in d.workers), asked
 
 
 def _not_staged(d: Drawing) -> Faults:
@@ -340,6 +350,7 @@ def _nobody_there(d: Drawing) -> Faults:
 SITUATIONS: tuple[Situation, ...] = (
     Situation(_keep_alives, PASSED_ON),
     Situation(_left_out, CAPTURED, OFTEN),
+    Situation(_overloaded, ALL, {**OFTEN, "timeout_s": 1.5}),
     Situation(_broken_off, PASSED_ON),
     Situation(_not_staged, CAPTURED),
     Situation(_poisoned, CAPTURED, {"every_s": None}),

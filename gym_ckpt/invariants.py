@@ -59,6 +59,11 @@ _TITLES: Final[tuple[tuple[int, InvariantKind, str], ...]] = (
     (22, "S", "untagged calls break nothing; a malformed id is a typed 400"),
     (23, "S", "what a checkpoint exports and reports as restarts does not change while it is open"),
     (24, "S", "time parked for checkpoints is not charged to an episode's time-out"),
+    (
+        25,
+        "S",
+        "a call that an engine refuses for seconds waits, parked, as long as it was asked to, and fails no attempt",
+    ),
     # Retire and forget
     (30, "S", "retire and forget happen only while no checkpoint is open on that server"),
     (31, "S", "retiring attempt N affects N and earlier ones, never N+1"),

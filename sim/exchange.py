@@ -22,7 +22,7 @@ from trio.lowlevel import Abort
 from gym_ckpt.errors import PeerLost, TransportError
 from gym_ckpt.wire.sse import KEEP_ALIVE
 from sim.clock import Timer, VirtualClock
-from sim.fates import ExchangeFate
+from sim.fates import ExchangeFate, TurnedAway
 from sim.trace import describe
 
 if TYPE_CHECKING:
@@ -207,6 +207,16 @@ class Exchange:
         else:
             self._on_the_way.extend(body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES))
             self._incoming.append(self._on_the_way.popleft())
+
+    def turn_away(self, answer: TurnedAway) -> None:
+        """The server answers without having looked at the request."""
+        self._started = self._complete = True
+        headers = (("content-type", "application/json"), *answer.headers)
+        if self.whole:
+            self.status, self.headers = answer.status, headers
+        else:
+            self._call_client(self._head_arrives, answer.status, headers)
+        self._call_client(self._chunk_arrives, b'{"error": {"message": "overloaded, come again later"}}', True)
 
     def _body_arrives(self, chunk: bytes) -> None:
         self._in_flight -= 1

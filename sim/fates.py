@@ -18,6 +18,15 @@ class InjectedFailure(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The answer of a server that is full. `asked_s`: when to come again, as its `headers` say; 0 when they do not."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...] = ()
+    asked_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeFate:
     """What becomes of one HTTP exchange. Latencies are one way, in seconds of virtual time.
 
@@ -31,7 +40,8 @@ class ExchangeFate:
 
     `breaks_after_s`: so long after it was sent the connection breaks, wherever the exchange stands. `status`: whatever
     good answer there is, its caller gets an error of this status instead. `read_s`: the caller takes so long to read a
-    part of the reply. `keep_alives`: so many come in a stream before its data, over `keep_alive_s`.
+    part of the reply. `keep_alives`: so many come in a stream before its data, over `keep_alive_s`. `turned_away`: the
+    server answers with this, and does nothing.
     """
 
     request_latency_s: float = 0.001
@@ -48,6 +58,7 @@ class ExchangeFate:
     read_s: float = 0.0
     keep_alives: int = 0
     keep_alive_s: float = 0.0
+    turned_away: TurnedAway | None = None
 
 
 @dataclass(frozen=True, slots=True)

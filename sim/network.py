@@ -26,7 +26,7 @@ from sim.clock import VirtualClock
 from sim.determinism import park
 from sim.epoch import Epoch
 from sim.exchange import SILENCE_S, Exchange, Slot
-from sim.fates import ExchangeFate, Fates
+from sim.fates import ExchangeFate, Fates, TurnedAway
 
 Emit = Callable[..., None]
 OnError = Callable[[Epoch, str, BaseException | None, str], None]
@@ -173,6 +173,8 @@ class Network:
             clock.call_after(there_and_back, exchange.fail, cut)
         elif fate.lose == "before":
             clock.call_after(there_and_back, exchange.fail, PeerLost(f"{target.authority}: connection reset"))
+        elif fate.turned_away is not None:
+            exchange._call_server(self._turn_away, exchange, listener, fate.turned_away)
         else:
             exchange._call_server(self._arrive, exchange, listener, scope, body)
             if fate.duplicate:
@@ -210,6 +212,17 @@ class Network:
         ghost = self._exchange(self._nobody, listener.epoch, calm, scope["method"])
         self.emit("network", "net.duplicate", x=ghost.number, path=scope["path"])
         self._arrive(ghost, listener, {**scope, "headers": list(scope["headers"])}, body)
+
+    def _turn_away(self, exchange: Exchange, listener: Listener, answer: TurnedAway) -> None:
+        if exchange.silent:
+            return
+        if not (listener.open and listener.epoch.alive):
+            exchange._call_client(exchange.fail, PeerLost("connection reset: the server is gone"))
+            return
+        self.emit(
+            listener.epoch.name, "net.turned_away", x=exchange.number, status=answer.status, asked_s=answer.asked_s
+        )
+        exchange.turn_away(answer)
 
     def _arrive(self, exchange: Exchange, listener: Listener, scope: dict[str, Any], body: bytes) -> None:
         epoch = listener.epoch

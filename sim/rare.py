@@ -17,6 +17,7 @@ from sim.trace import Row, Trace
 RARE: Mapping[str, str] = {
     "published-while-held": "a checkpoint is published while a finished answer is held at the gate",
     "published-in-mid-call": "a checkpoint is published while an agent is parked in a model call",
+    "published-while-refused": "a checkpoint is published while an agent waits for an engine that is full",
     "published-with-restarts": "a checkpoint leaves out rows that cannot be captured",
     "published-uncertain": "a checkpoint is published, and not surely durable",
     "nothing-in-scope": "a checkpoint is committed with no episode in it",
@@ -55,6 +56,8 @@ class Rare:
         self._stop = False
         self._held: dict[tuple[str, str], None] = {}
         self._in_call: dict[str, None] = {}
+        self._rests: dict[str, float] = {}
+        """Until when agents wait, by the episode whose model call failed."""
         self._retiring: dict[str, None] = {}
         self._restoring: dict[str, None] = {}
         self._installed: Counter[str] = Counter()
@@ -66,6 +69,7 @@ class Rare:
             "gate.held": lambda row: self._held.update({(row.node, row.fields["call"]): None}),
             "gate.started": lambda row: self._release(row),
             "agent.parked": lambda row: self._in_call.update({row.fields["episode"]: None}),
+            "agent.resting": lambda row: self._rests.update({row.fields["episode"]: row.t + row.fields["for_s"]}),
             "collector.checkpoint_opened": self._opened,
             "collector.checkpoint_closed": self._closed,
             "collector.checkpoint_failed": self._failed,
@@ -120,6 +124,7 @@ class Rare:
     def _published(self, row: Row) -> None:
         self._see("published-while-held", bool(self._held))
         self._see("published-in-mid-call", bool(self._in_call))
+        self._see("published-while-refused", any(until > row.t for until in self._rests.values()))
         self._see("published-with-restarts", bool(row.fields["restarted"]))
         self._see("published-uncertain", not row.fields["certain"])
         self._see("stop-published", self._stop)

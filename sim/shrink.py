@@ -9,7 +9,7 @@ each number, not searched for. Must not know what faults mean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_origin
 
 import msgspec
 
@@ -98,11 +98,12 @@ Path = tuple[str, ...]
 
 
 def _values(of: msgspec.Struct, before: Path = ()) -> list[Path]:
-    """Its own, and those of when it strikes and how its victims come back."""
+    """Its own, and those of when it strikes and how its victims come back; not what is one of a few by name."""
     found: list[Path] = []
     for field in msgspec.structs.fields(of):
         value, path = getattr(of, field.name), (*before, field.name)
-        found += _values(value, path) if isinstance(value, msgspec.Struct) else [path]
+        if get_origin(field.type) is not Literal:
+            found += _values(value, path) if isinstance(value, msgspec.Struct) else [path]
     return found
 
 

@@ -65,6 +65,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
     "inference": (
         ("slow", "slow_worker"),
         ("stuck", "stuck_worker"),
+        ("full: 429, 503, 529, with and without `Retry-After`", "overload"),
         ("staging fails", "disk_error at tokens.*"),
         ("worker restarted with other in-flight calls", "crash of the worker"),
     ),

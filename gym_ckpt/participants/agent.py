@@ -249,6 +249,7 @@ class AgentParticipant(Participant):
         """Wait at the boundary before the call: a checkpoint finds the session parked (INV-15)."""
         work.park()
         session.resting = True
+        self.ports.tracer.emit("agent.resting", episode=session.episode.key, for_s=pause_s)
         try:
             await anyio.sleep(pause_s)
         finally:

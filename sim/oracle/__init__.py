@@ -7,7 +7,7 @@
     collector   INV-2, 38, 90 … 94, 96                          rows       INV-1 … 4
     rest        INV-5, 53                                       ledger     INV-16, 19, 20, 42, 43, 44, 46, 62, 63, 65
     lineage     INV-4, 16, 36, 39, 64, 67                       ready      INV-10, 12, 23, 45
-    calls       INV-13, 15, 22, 35, 47
+    calls       INV-13, 15, 22, 35, 47                       refused    INV-25
 
 It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
 nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
@@ -34,6 +34,7 @@ from sim.oracle.lineage import Lineages
 from sim.oracle.owning import Blockers, Owned
 from sim.oracle.patience import Stopping, Unreached
 from sim.oracle.ready import Final, Readiness, Unchanged
+from sim.oracle.refused import Refusals
 from sim.oracle.rest import Rest
 from sim.oracle.restore import AllOrNothing, Installing
 from sim.oracle.retire import Forgetting, Retired, Retiring
@@ -93,6 +94,7 @@ class Oracle:
             Final(findings),
             Boundary(findings, archive, agents),
             Charged(findings, archive),
+            Refusals(findings, agents),
             Starts(findings, known, world.network, models),
             Waiting(findings, known),
             Strangers(findings, known),

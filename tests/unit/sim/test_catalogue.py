@@ -57,6 +57,7 @@ EXAMPLES: tuple[Fault, ...] = (
     faults.Signal("SIGTERM", At(0.7), 0.2, group=True),
     faults.SlowWorker(1.5, 1, 4, keep_alives=2),
     faults.StuckWorker(2, 1, chunks=1),
+    *(faults.Overload(At(0.3), 2.0, 429, says, 1.5) for says in ("", "retry-after", "retry-after-ms")),
     faults.FailedReply("inventory", "take_item", 500, 1, 2),
     faults.ToolFails("inventory", 1, 2),
     faults.JudgeFails("verifier", "raises"),

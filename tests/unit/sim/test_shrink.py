@@ -8,8 +8,8 @@ from functools import lru_cache
 import pytest
 from msgspec.structs import replace
 
-from faults.catalogue import At, Crash, Delay, Fault, Restart, Signal
-from faults.plan import Plan, Setup
+from faults.catalogue import At, Crash, Delay, Fault, Overload, Restart, Signal
+from faults.plan import Plan, Setup, dump, load
 from sim import jobs
 from sim.jobs import explained
 from sim.report import as_json, screen
@@ -48,6 +48,12 @@ def test_numbers_get_lower_and_rounder_and_names_fewer() -> None:
 
     small = shrink(Plan(faults=(crash, delay), chaos_s=5.0), fails)
     assert small.faults == (Crash(("policy",), At(3.0), Restart("whole", 37.0)), Delay("policy", "run", 8))
+
+
+def test_a_number_that_is_one_of_a_few_stays_one_of_them() -> None:
+    plan = Plan(faults=(Overload(At(2.718), 3.25, 529),), chaos_s=5.0)
+    small = shrink(plan, lambda smaller: smaller.faults[:1] != () and smaller.faults[0] != Overload(At(1.0), 2.0))
+    assert load(dump(small)) == small
 
 
 def test_it_is_bounded() -> None:
