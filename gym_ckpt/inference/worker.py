@@ -64,12 +64,23 @@ class EmbeddedWorker:
             (
                 Route("POST", "/v1/chat/completions", stream=self._chat),
                 Route("GET", "/v1/models", self._models),
+                Route("GET", "/v1/models/{id*}", self._one_model),
                 Route("GET", "/health", self._health),
             )
         )
 
     async def _models(self, _: Request) -> Answer:
-        return answer({"object": "list", "data": [{"id": self._model, "object": "model", "owned_by": "gym_ckpt"}]})
+        return answer({"object": "list", "data": [self._described()]})
+
+    async def _one_model(self, request: Request) -> Answer:
+        name = request.params["id"]
+        if name == self._model:
+            return answer(self._described())
+        said = {"message": f"there is no model {name!r:.100}", "type": "invalid_request_error"}
+        return answer({"error": said | {"param": "model", "code": "model_not_found"}}, 404)
+
+    def _described(self) -> dict[str, Any]:
+        return {"id": self._model, "object": "model", "created": 0, "owned_by": "gym_ckpt"}
 
     async def _health(self, _: Request) -> Answer:
         """`active`: generations in progress; `calls`: generations begun since this worker was started."""

@@ -38,7 +38,9 @@ class Backends:
         return self._urls[first:] + self._urls[:first]
 
     @asynccontextmanager
-    async def answer(self, session: str | None, path: str, headers: Headers, body: bytes) -> AsyncIterator[ReplyStream]:
+    async def answer(
+        self, session: str | None, path: str, headers: Headers, body: bytes, method: str = "POST"
+    ) -> AsyncIterator[ReplyStream]:
         """The answer of a worker, whatever its status.
 
         Raises:
@@ -46,17 +48,17 @@ class Backends:
             PeerLost: it may have been executed, and its answer is lost.
         """
         async with AsyncExitStack() as stack:
-            yield await self._reach(stack, self.order(session), path, headers, body)
+            yield await self._reach(stack, self.order(session), method, path, headers, body)
 
     async def _reach(
-        self, stack: AsyncExitStack, urls: Sequence[str], path: str, headers: Headers, body: bytes
+        self, stack: AsyncExitStack, urls: Sequence[str], method: str, path: str, headers: Headers, body: bytes
     ) -> ReplyStream:
         pause, give_up = PEER_RETRY_FIRST_S, None
         while True:
             failure: PeerUnreachable | None = None
             for url in urls:
                 try:
-                    stream = self._ports.http.stream("POST", url + path, headers=headers, body=body)
+                    stream = self._ports.http.stream(method, url + path, headers=headers, body=body)
                     return await stack.enter_async_context(stream)
                 except PeerUnreachable as error:
                     failure = error

@@ -3,12 +3,13 @@
 * Closing never waits for a generation: a call is parked from its admission until its answer starts (INV-10).
 * What starts and how it is delivered: `gym_ckpt.participants.gate` (INV-11, 12, 13, 16).
 * Undelivered calls are in no checkpoint (INV-17): `gym_ckpt.participants.calls`, or `captured` with a ledger.
-* Untagged calls (judges, probes) pass beside the gate and leave no trace in it (INV-22).
+* Untagged calls (judges, probes) pass beside the gate and leave no trace in it (INV-22); so do questions for models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 import msgspec
 
@@ -28,6 +29,7 @@ from gym_ckpt.types import EpisodeId, Kind
 CALL_ID = "x-ng-model-call-id"
 STARTED_PATH = CONTROL_ROOT + "v1/model/started"
 MODEL_CLAIM_PATH = "/v1/claim"
+MODELS_PATH = "/v1/models"
 PASSED_ON = frozenset({b"content-type", b"accept", b"authorization", b"traceparent", b"tracestate"})
 """Headers of a call that reach the inference worker. Not `x-request-id`: engines name their request after it, and an
 abort of attempt N would end N+1's, should an agent send the same."""
@@ -93,6 +95,7 @@ class ModelParticipant(Participant):
         return (
             *(Route("POST", path, stream=self.generate) for path in paths),
             Route("POST", MODEL_CLAIM_PATH, self.claim),
+            *(Route(how, MODELS_PATH + rest, stream=self.models) for how in ("GET", "HEAD") for rest in ("", "/{id*}")),
             HEALTH,
         )
 
@@ -115,6 +118,10 @@ class ModelParticipant(Participant):
             await work.begin()
             await self._start(episode)
         return answer({"claimed": True})
+
+    async def models(self, request: Request, send: Send) -> None:
+        """What a worker says of its models. Nothing is generated: no admission, whoever asks and whenever."""
+        await request.while_connected(lambda: self._forward(request, b"", Delivery(send, None), None, "GET"))
 
     # One call.
 
@@ -161,7 +168,9 @@ class ModelParticipant(Participant):
                 raise
             raise Unavailable(f"{episode}: the ledger cannot be written: {error}") from None
 
-    async def _forward(self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None) -> None:
+    async def _forward(
+        self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None, method: str = "POST"
+    ) -> None:
         """Pass the call on; to another worker only while it has certainly reached none."""
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
@@ -173,9 +182,9 @@ class ModelParticipant(Participant):
         if call_id is not None:
             headers.append((CALL_ID, call_id))
         query = request.scope["query_string"].decode("latin-1")
-        path = request.scope["path"] + (f"?{query}" if query else "")
+        path = quote(request.scope["path"]) + (f"?{query}" if query else "")
         try:
-            async with self._backends.answer(session, path, headers, body) as upstream:
+            async with self._backends.answer(session, path, headers, body, method) as upstream:
                 await delivery.run(upstream)
         except TransportError as error:
             if not delivery.sent:

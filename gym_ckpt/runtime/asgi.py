@@ -149,7 +149,7 @@ StreamHandler = Callable[[Request, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`path` may hold `{name}` segments. A `stream` handler sends its response itself."""
+    """`path` may hold `{name}` segments, and `{name*}` for the rest. A `stream` handler sends its response itself."""
 
     method: str
     path: str
@@ -248,12 +248,14 @@ class _Sending:
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(
-        "".join(
-            f"(?P<{part[1:-1]}>[^/]+)" if part[:1] == "{" else re.escape(part)
-            for part in re.split(r"(\{[a-z_]+\})", path)
-        )
-    )
+    return re.compile("".join(_expression(part) for part in re.split(r"(\{[a-z_]+\*?\})", path)))
+
+
+def _expression(part: str) -> str:
+    if part[:1] != "{":
+        return re.escape(part)
+    name = part[1:-1].removesuffix("*")
+    return f"(?P<{name}>{'.+' if part[-2] == '*' else '[^/]+'})"
 
 
 def episode_context(app: ASGIApp) -> ASGIApp:

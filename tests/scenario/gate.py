@@ -64,7 +64,8 @@ class Worker:
         self.said = anyio.Event()
 
     async def main(self, ports: Ports) -> None:
-        app = Router([Route("POST", path, stream=self._serve) for path in (CHAT, TEXT, RESPONSES)])
+        asked = [Route("GET", path, stream=self._serve) for path in ("/v1/models", "/v1/models/{id*}")]
+        app = Router([*asked, *(Route("POST", path, stream=self._serve) for path in (CHAT, TEXT, RESPONSES))])
         await ports.server.serve(app, f"http://{self.name}:80", ready=lambda: None)
 
     async def _serve(self, request: Request, send: Send) -> None:
@@ -108,6 +109,7 @@ class Caller:
     episode: EpisodeId | None = field(default_factory=lambda: EpisodeId("r"))
     call_id: str = "call"
     path: str = CHAT
+    method: str = "POST"
     sends: tuple[tuple[str, str], ...] = ()
     asks: bytes = b"{}"
     body: bytes = b""
@@ -123,7 +125,7 @@ class Caller:
         headers = ((CALL_ID, self.call_id), *self.sends)
         with self.scope:
             try:
-                async with world.client().stream("POST", url, headers=headers, body=self.asks) as reply:
+                async with world.client().stream(self.method, url, headers=headers, body=self.asks) as reply:
                     self.status = reply.status
                     self.headers = dict(reply.headers)
                     async for chunk in reply.chunks():

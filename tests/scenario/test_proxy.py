@@ -41,6 +41,49 @@ def test_every_route_reaches_the_engine_as_it_was_asked_and_comes_back_as_it_was
     play(story)
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/org/tiny%20one%3F", "/v1/models?after=x"])
+@pytest.mark.parametrize("tagged", [True, False])
+@pytest.mark.parametrize("captures", [True, False])
+def test_questions_for_models_reach_an_engine_whatever_the_gate_does_and_are_not_counted(
+    path: str, tagged: bool, captures: bool
+) -> None:
+    """OpenAI's clients ask at their start. Nothing is generated."""
+
+    async def story(stage: Stage) -> None:
+        gate = stage.gate.it
+        gate.admission.stop([R])
+        gate.admission.close()
+        answer_all(stage)
+        sends = (("authorization", "Bearer engine"),)
+        caller = await stage.call(episode=R if tagged else None, path=path, method="GET", asks=b"", sends=sends)
+        ((seen, headers, body),) = stage.worker.seen
+        assert (seen.replace(" ", "%20").replace("one?", "one%3F"), body) == (path, b"")
+        assert headers["authorization"] == "Bearer engine"
+        assert (caller.status, stage.seen(caller)) == (200, (ANSWER, True))
+        assert not gate.admission.book.served and gate.admission.book.quiet and list(gate.live()) == []
+
+    play(story, captures=captures)
+
+
+def test_a_question_for_models_goes_to_an_engine_that_is_up_and_its_refusal_comes_back() -> None:
+    async def story(stage: Stage) -> None:
+        answer_all(stage)
+        stage.world.nodes["worker"].crash()
+        for _ in range(2):
+            assert (await stage.call(episode=None, path="/v1/models", method="GET", asks=b"")).status == 200
+        assert calls(stage) == [0, 2]
+        stage.workers[1].status = 404
+        missing = await stage.call(episode=None, path="/v1/models/none", method="GET", asks=b"")
+        assert (missing.status, missing.body) == (404, ANSWER), "the engine's own word for it"
+        stage.world.nodes["other"].crash()
+        asked = await stage.call(episode=None, path="/v1/models", method="GET", asks=b"")
+        for _ in range(300):
+            await settle()
+        assert asked.status == 502 and b"inference worker" in asked.body
+
+    play(story, workers=("worker", "other"))
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
 def test_every_route_is_held_while_admission_is_closed(path: str) -> None:
     async def story(stage: Stage) -> None:

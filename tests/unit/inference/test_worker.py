@@ -208,7 +208,11 @@ async def test_tool_choice() -> None:
 async def test_models_health_and_the_unknown() -> None:
     served = worker(Trace())
     models = await Exchange(b"", "GET", "/v1/models").run(served)
-    assert [model["id"] for model in models.json()["data"]] == ["tiny"]
+    described = {"id": "tiny", "object": "model", "created": 0, "owned_by": "gym_ckpt"}
+    assert models.json() == {"object": "list", "data": [described]}
+    assert (await Exchange(b"", "GET", "/v1/models/tiny").run(served)).json() == described
+    other = await Exchange(b"", "GET", "/v1/models/org/other").run(served)
+    assert (other.status, other.json()["error"]["code"]) == (404, "model_not_found")
     await ask(served, FINAL)
     health = await Exchange(b"", "GET", "/health").run(served)
     assert health.json() == {"status": "ok", "active": 0, "calls": 1}
