@@ -179,6 +179,8 @@ FORGET_AT_END_S: Final = 60.0
 """How long the end of a run tries to forget what is left; marks die with the servers anyway."""
 FORGET_PAST_SILENCE_S: Final = 0.5
 """... where a stop has waited for a server in vain: the others answer at once."""
+OVER_DISCOVERY_S: Final = 1.0
+"""How long the servers of a run that was over before it began may take to answer, so as to be told to forget."""
 TIDY_AT_END_S: Final = 10.0
 """How long the end of a run tries to remove what failed checkpoints left."""
 COLLECT_RETRY_FIRST_S: Final = 0.05

@@ -153,18 +153,26 @@ class _Run:
         await self._ports.probe("collector.start")
         started = await start(self._settings, self._ports, self._run_id, self._progress.message, self._servers_ready)
         self._owned = started.owned
-        self._in_force = started.source.checkpoint_id if started.source else None
+        if started.over:
+            await self._look_at_pointer()
+        else:
+            self._in_force = started.source.checkpoint_id if started.source else None
         return started
 
     async def _servers_ready(self) -> None:
-        if self._coordination is None or self._settings.checkpoint_dir is None:
+        if self._coordination is None:
             return
-        if self._settings.resume_from_cache:  # for what is said when this is as far as it comes
-            try:
-                self._in_force = await self._ports.disk.run(latest(self._settings.checkpoint_dir))
-            except (GymCkptError, OSError):
-                self._in_force = None  # looked at, and told about, once the servers are there
+        if self._settings.resume_from_cache:
+            await self._look_at_pointer()
         await self._coordination.discover(self._progress.message)
+
+    async def _look_at_pointer(self) -> None:
+        """For what is said where no checkpoint is looked for, or not yet."""
+        assert self._settings.checkpoint_dir is not None, "without one there is nothing to wait for, and nothing is over"
+        try:
+            self._in_force = await self._ports.disk.run(latest(self._settings.checkpoint_dir))
+        except (GymCkptError, OSError):
+            self._in_force = None  # told about once it is needed
 
     async def _send_rows(self, shared: Shared, started: Started) -> Outcome:
         self._shared = shared
@@ -179,7 +187,8 @@ class _Run:
         try:
             async with Tasks() as tasks:
                 tasks.start_soon(started.rows.run, shared.fail, self._progress.message)
-                tasks.start_soon(housekeeping.run)
+                if not shared.over:
+                    tasks.start_soon(housekeeping.run)
                 tasks.start_soon(Rollouts(shared, self._url).run)
                 if self._settings.checkpoint_dir is not None and self._coordination is not None:
                     run_dir, in_force = self._settings.checkpoint_dir, self._in_force
@@ -212,6 +221,7 @@ class _Run:
             progress=self._progress,
         )
         counts = shared.collection.counts()
+        shared.over = started.over
         shared.finished_before = counts.finished + counts.failed
         shared.begun_before.update(started.restart.over)
         return shared

@@ -24,6 +24,7 @@ from gym_ckpt.limits import (
     FORGET_BATCH,
     FORGET_PAST_SILENCE_S,
     LOST_ATTEMPTS_MAX,
+    OVER_DISCOVERY_S,
     RETIRE_BATCH,
 )
 from gym_ckpt.types import EpisodeId, keys
@@ -88,6 +89,8 @@ class Housekeeping:
         A stop whose checkpoint has waited for a server in vain does not wait for it once more (INV-96).
         """
         coordination = self._shared.coordination
+        if self._shared.over and not await self._servers_there():
+            return
         silent = self._shared.interrupts.stopping and coordination is not None and coordination.cut_off()
         async with self._shared.checkpoint_lock:
             with self._shared.interrupts.bookkeeping(FORGET_PAST_SILENCE_S if silent else FORGET_AT_END_S):
@@ -97,6 +100,22 @@ class Housekeeping:
                     except (GymCkptError, OSError) as error:
                         self._shared.progress.message(f"some finished rollouts could not be forgotten: {error}")
                         await anyio.sleep(COLLECT_RETRY_FIRST_S)
+
+    async def _servers_there(self) -> bool:
+        """Whether the servers of a run that was over before it began answer: it ends without them if they do not."""
+        shared, why = self._shared, "they do not answer"
+        if shared.coordination is None:
+            return False
+        with shared.interrupts.bookkeeping(OVER_DISCOVERY_S):
+            try:
+                await shared.coordination.discover()
+                return True
+            except GymCkptError as error:
+                why = str(error)
+        shared.progress.message(
+            f"every row had ended before, so that no server is needed; those that run were not told to forget ({why})"
+        )
+        return False
 
     async def _forget(self, limit: int) -> None:
         shared = self._shared

@@ -118,6 +118,8 @@ class Shared:
         self.fatal: str | None = None
         self.left_closed = False
         """The run stops and its servers were left prepared: nothing but the end of the run may follow (INV-92)."""
+        self.over = False
+        """Every row had ended before this run began: no server was waited for, and none is now."""
         self.finished_before = 0
         """Rows that had ended, in the output or as a final failure, when this run began."""
         self.continued = 0

@@ -4,13 +4,16 @@ Nothing is dispatched here, and nothing on the servers changes (INV-94); a crash
 less of what the run was told to forget. A run that starts over keeps its dispatch log: attempts of the forgotten run
 may still be running, and the new ones must be later (INV-38).
 
+A run of which every row has ended needs no server and no checkpoint: it is begun without either, so that its figures
+can be had whenever somebody asks.
+
 It must not know how a checkpoint is restored.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,18 +21,21 @@ from gym_ckpt.controller.input import Input, read_input
 from gym_ckpt.controller.journal import DispatchLog, HistoryReader, episode_of
 from gym_ckpt.controller.published import Source, newest_valid
 from gym_ckpt.controller.rows import RowFiles, failures_path
+from gym_ckpt.core.collection import RowState
 from gym_ckpt.core.collection_restart import DispatchHistory, FailureHistory, Restart, plan_restart
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
+from gym_ckpt.limits import READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log
-from gym_ckpt.storage.files import there
+from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log, read_lines
+from gym_ckpt.storage.files import chunks_of, there
 from gym_ckpt.storage.ownership import OwnedDisk, RunName, claim_directory, claim_output, claim_run, look
 from gym_ckpt.storage.pruning import forget_all
 from gym_ckpt.words import counted
 
 Say = Callable[[str], None]
+ENDED = frozenset({RowState.FINISHED, RowState.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,18 @@ class Started:
     journal: DispatchLog | None
     owned: OwnedDisk | None = None
 
+    @property
+    def over(self) -> bool:
+        """Every row had ended before, and no server was waited for."""
+        return self.owned is not None and all(row.state in ENDED for row in self.restart.rows)
+
 
 async def start(
     settings: CollectSettings, ports: Ports, run_id: str, say: Say, servers_ready: Callable[[], Awaitable[object]]
 ) -> Started:
     """Everything before the first row or a restore. With a `checkpoint_dir`, `servers_ready` is awaited once this
-    process owns directory and output: whom the servers refuse has changed nothing but two lock files.
+    process owns directory and output, unless every row has ended: whom the servers refuse has changed nothing but two
+    lock files.
 
     Raises:
         ConfigError: the input, the output or the directory cannot be used as configured.
@@ -66,8 +78,9 @@ async def start(
     owned = OwnedDisk(ports.disk, f"{ports.pid}\n")
     ports = replace(ports, disk=owned)
     try:
-        await _claim_both(settings, settings.checkpoint_dir, owned, f"{ports.pid}\n", run, say)
-        await servers_ready()
+        await _claim_both(settings, settings.checkpoint_dir, owned, f"{ports.pid}\n", read, run, say)
+        if not (settings.resume_from_cache and await ports.disk.run(all_ended(settings.output, read))):
+            await servers_ready()
         await ports.disk.run(claim_run(settings.checkpoint_dir, run, ports.entropy.token()))
         started = await _owned(settings, settings.checkpoint_dir, ports, read, run.run_id, run_id, say)
         return replace(started, owned=owned)
@@ -88,12 +101,12 @@ def run_name(settings: CollectSettings, read: Input) -> RunName:
 
 
 async def _claim_both(
-    settings: CollectSettings, run_dir: str, disk: OwnedDisk, note: str, run: RunName, say: Say
+    settings: CollectSettings, run_dir: str, disk: OwnedDisk, note: str, read: Input, run: RunName, say: Say
 ) -> None:
     """Own directory and output. A new directory becomes this run's only once nobody else's rows are in the output."""
     beside = layout.output_lock(settings.output)
     found = await disk.run(look(run_dir, run))
-    if found.bereft and settings.resume_from_cache:
+    if found.bereft and settings.resume_from_cache and not await disk.run(all_ended(settings.output, read)):
         _miss_checkpoints(settings, run_dir, say)
     if found.new:
         await disk.claim(beside, claim_output(settings.output, note))
@@ -128,8 +141,45 @@ async def _owned(
     journal = DispatchLog(ports.disk, log.log)
     await journal.compact(history.history, history.lines, ports.entropy.token())
     await journal.began(run_id)
-    source = await newest_valid(ports.disk, run_dir, run, start_over=settings.start_over, say=say)
+    source = None
+    if not _none_left(read, finished, failures):
+        source = await newest_valid(ports.disk, run_dir, run, start_over=settings.start_over, say=say)
     return Started(read, run, rows, plan(read, finished, failures, history.history, source), source, journal)
+
+
+def _none_left(read: Input, finished: Mapping[str, int], failures: Mapping[str, FailureHistory]) -> bool:
+    """Whether every row has ended."""
+    given_up = (name for name, history in failures.items() if history.final and name in read.tasks)
+    return len(read.tasks) == len({*finished, *given_up})
+
+
+def all_ended(output: str, read: Input) -> Job[bool]:
+    """Whether every row is in the output or given up; as `_owned` will find it, and changing nothing.
+
+    Raises (by the job):
+        InvalidCheckpointState: one of both files is damaged, or holds what it must not.
+        OSError: as the file system says.
+    """
+
+    def job(fs: FileSystem) -> Generator[str, None, bool]:
+        finished, failed = _FinishedReader(output, read), _FailureReader(failures_path(output))
+        yield from read_lines(failures_path(output), failed)(fs)
+        given_up = sum(history.final for history in failed.histories.values())
+        yield "start.look"
+        if given_up + _lines(fs, output) < len(read.tasks):
+            return False  # a long output is not parsed twice for that
+        yield from read_lines(output, finished)(fs)
+        return _none_left(read, finished.attempts, failed.histories)
+
+    return job
+
+
+def _lines(fs: FileSystem, path: str) -> int:
+    """Of a file that may be missing; one that is not whole counts."""
+    lines, last = 0, b"\n"
+    for chunk in chunks_of(fs, path, READ_CHUNK_BYTES) if there(fs, path) else ():
+        lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")
 
 
 def plan(

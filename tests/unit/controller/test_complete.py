@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
-from tests.unit.controller.bench import gym_of
+from gym_ckpt.controller.outcome import lines_of
+from gym_ckpt.errors import InvalidCheckpointState, NotCheckpointable
+from gym_ckpt.limits import FORGET_BATCH
+from tests.unit.controller.bench import Bench, gym_of, stop_in_the_middle
+from tests.unit.controller.fake_gym import FakeGym
 from tests.unit.controller.struck_files import StruckBench, struck_bench
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 @pytest.fixture
@@ -38,3 +50,101 @@ async def test_rows_that_have_ended_and_are_on_no_disk_do_not_make_a_run_complet
     struck.strikes.full = None
     assert (await struck.run(gym_of(), resume_from_cache=True)).summary.complete
     struck.check_whole()
+
+
+def down() -> FakeGym:
+    """Servers of which none is there."""
+    gym = gym_of()
+    gym.faults = {what: [NotCheckpointable("no status from env")] * 1000 for what in ("discover", "forget", "retire")}
+    return gym
+
+
+def text_of(bench: Bench) -> str:
+    return "\n".join(bench.recorder.lines)
+
+
+async def test_a_complete_run_needs_no_server(bench: Bench) -> None:
+    bench = Bench(bench.folder, rows=2 * FORGET_BATCH)
+    first = await bench.run(gym_of(steps=1))
+    rows = bench.output.read_bytes()
+    gym = down()
+    again = await bench.run(gym, resume_from_cache=True)
+    assert (again.exit_code, again.message) == (0, f"all {bench.rows} rows finished") == (0, first.message)
+    assert again.summary.complete and again.summary.figures == first.summary.figures
+    assert lines_of(again.summary) == [f"this run: {bench.rows} ended before"]
+    assert [what for what, _ in gym.log] == ["discover"], "they are asked once, and not waited for"
+    assert "no server is needed; those that run were not told to forget (no status from env)" in text_of(bench)
+    assert bench.output.read_bytes() == rows
+
+
+async def test_the_servers_of_a_complete_run_forget_it_if_they_are_there(bench: Bench) -> None:
+    await bench.run(gym_of())
+    gym = gym_of()
+    assert (await bench.run(gym, resume_from_cache=True)).exit_code == 0
+    assert sorted(gym.forgotten) == [f"row-{n}" for n in range(bench.rows)]
+    assert "no server is needed" not in text_of(bench)
+
+
+async def test_servers_that_are_silent_hold_a_complete_run_up_for_a_moment(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_ckpt.controller.housekeeping.OVER_DISCOVERY_S", 0.01)
+    await bench.run(gym_of())
+    gym = gym_of()
+    monkeypatch.setattr(gym, "discover", lambda say=None: anyio.sleep_forever())
+    assert (await bench.run(gym, resume_from_cache=True)).exit_code == 0
+    assert "were not told to forget (they do not answer)" in text_of(bench)
+
+
+async def test_a_run_that_is_complete_but_for_one_row_waits_for_its_servers(bench: Bench) -> None:
+    await bench.run(gym_of())
+    bench.output.write_bytes(bench.output.read_bytes()[:-1])  # torn: it may be whole, and it may not
+    assert (await bench.run(down(), resume_from_cache=True)).exit_code == 0, "it is"
+    bench.output.write_bytes(bench.output.read_bytes()[:-2])
+    (bench.folder / "out_failures.jsonl").write_text('{"rollout_id": "row-0", "attempt": 0, "final": true}\n')
+    cut = bench.output.read_bytes()
+    with pytest.raises(NotCheckpointable):
+        await bench.run(down(), resume_from_cache=True)
+    assert bench.output.read_bytes() == cut, "and nothing was changed"
+
+
+async def test_a_complete_run_with_rows_given_up_says_how_to_try_them_anew(bench: Bench) -> None:
+    gym = gym_of()
+    gym.failing = {"row-2": ["fail"], "row-4": ["fail"]}
+    first = await bench.run(gym, max_attempts=1)
+    gym = down()
+    again = await bench.run(gym, resume_from_cache=True)
+    failures = bench.folder / "out_failures.jsonl"
+    assert (again.exit_code, again.message) == (first.exit_code, first.message) and again.summary.complete
+    assert again.message.endswith(
+        f"4 of 6 rows finished, 2 failed: see {failures}; to try them anew, remove that file and run this again with "
+        "--resume"
+    )
+    assert gym.runs == [] and "6 rows: 4 finished before, 0 restored, 0 from input again, 2 failed" in text_of(bench)
+
+
+@pytest.mark.parametrize("what", ["a checkpoint is damaged", "checkpoints are gone", "everything but run.json is gone"])
+async def test_a_complete_run_needs_no_checkpoint(bench: Bench, what: str) -> None:
+    """Only unfinished rows could have been taken from it."""
+    await stop_in_the_middle(bench)
+    rows = [{"rollout_id": f"row-{n}", "attempt": 0, "reward": float(n)} for n in range(bench.rows)]
+    bench.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if what == "a checkpoint is damaged":
+        (bench.directory / "checkpoints" / bench.published() / "collection.json").write_text("{")
+    else:
+        shutil.rmtree(bench.directory / "checkpoints")
+        (bench.directory / "LATEST").unlink()
+    if what == "everything but run.json is gone":
+        (bench.directory / "dispatched.jsonl").unlink()
+    assert (await bench.run(down(), resume_from_cache=True)).exit_code == 0
+    bench.check_whole()
+
+
+async def test_a_complete_run_with_a_row_too_many_is_refused_before_servers_are_asked(bench: Bench) -> None:
+    await bench.run(gym_of())
+    with bench.output.open("a") as out:
+        out.write('{"rollout_id": "zz", "attempt": 0}\n')
+    gym = gym_of()
+    with pytest.raises(InvalidCheckpointState, match="a row of zz, which the input lacks"):
+        await bench.run(gym, resume_from_cache=True)
+    assert gym.log == []
