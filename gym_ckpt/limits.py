@@ -138,7 +138,8 @@ ABORT_S: Final = 1.0
 """After DRAIN_S: how long handlers get to end once cancelled."""
 DISK_THREADS: Final = 4
 FILES_PER_ROLLOUT: Final = 2
-"""Open files of one process per rollout in flight: its call, and the one that this makes."""
+"""Open files of one process per rollout in flight: its call, and the one that this makes. Connections that are kept for
+other calls make room for them."""
 FILES_RESERVED: Final = 400
 """Open files beside those: connections kept, modules, logs, locks, control."""
 SWEPT_TRIES: Final = 16

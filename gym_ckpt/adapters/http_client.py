@@ -14,6 +14,7 @@ The one module that knows httpx and httpcore. Works on both of anyio's back ends
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator
@@ -73,15 +74,24 @@ class _Address(NamedTuple):
 class ScalingTransport(httpx.AsyncBaseTransport):
     """HTTP/1.1 connections, idle ones kept per address. Obeys `request.extensions["timeout"]`.
 
-    At most CLIENT_IDLE_CONNECTIONS are kept, each for CLIENT_IDLE_S. TLS is set up at the first https address.
+    At most CLIENT_IDLE_CONNECTIONS are kept, each for CLIENT_IDLE_S; where there would be more than `open_max` with
+    those in use, idle ones make room. TLS is set up at the first https address.
     """
 
-    def __init__(self, *, idle_s: float = CLIENT_IDLE_S, idle_max: int = CLIENT_IDLE_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        *,
+        idle_s: float = CLIENT_IDLE_S,
+        idle_max: int = CLIENT_IDLE_CONNECTIONS,
+        open_max: float = math.inf,
+    ) -> None:
         self._idle: dict[_Address, deque[httpcore.AsyncHTTP11Connection]] = {}
         """Newest last. An address with nothing idle has no entry."""
         self._idle_count = 0
         self._idle_s = idle_s
         self._idle_max = idle_max
+        self._busy_count = 0
+        self._open_max = open_max
         self._next_sweep = 0.0
         self._closed = False
         self._tls: ssl.SSLContext | None = None
@@ -105,10 +115,15 @@ class ScalingTransport(httpx.AsyncBaseTransport):
         )
         origin = url.origin
         address = _Address(origin.scheme, origin.host, origin.port, request.extensions.get(_UNIX))
-        with _as_httpx_errors():
-            connection = await self._take(address) or await self._open(address, request)
-            request.extensions[_SENT] = True
-            response = await connection.handle_async_request(core_request)
+        self._busy_count += 1
+        try:
+            with _as_httpx_errors():
+                connection = await self._take(address) or await self._open(address, request)
+                request.extensions[_SENT] = True
+                response = await connection.handle_async_request(core_request)
+        except BaseException:
+            self._busy_count -= 1
+            raise
         body = _Body(self, address, connection, response)
         return httpx.Response(
             response.status, headers=response.headers, stream=body, extensions={**response.extensions, _BODY: body}
@@ -126,14 +141,29 @@ class ScalingTransport(httpx.AsyncBaseTransport):
 
         Also when more has arrived than that answer: it would be taken for the answer of the next call.
         """
+        self._busy_count -= 1
         if not connection.is_idle():
             return
         await self._sweep()
-        if self._closed or self._idle_count >= self._idle_max or _left_over(connection):
+        if self._closed or self._idle_count >= self._idle_max or self._full or _left_over(connection):
             await _close([connection])
             return
         self._idle.setdefault(address, deque()).append(connection)
         self._idle_count += 1
+
+    @property
+    def _full(self) -> bool:
+        """Whether one more would be too many."""
+        return self._busy_count + self._idle_count >= self._open_max
+
+    async def _make_room(self) -> None:
+        """For a connection that is counted as in use: the oldest idle ones of some address go."""
+        surplus = []
+        while self._idle and self._busy_count + self._idle_count > self._open_max:
+            address, stack = next(iter(self._idle.items()))
+            surplus.append(stack.popleft())
+            self._forget(address, stack, 1)
+        await _close(surplus)
 
     async def _take(self, address: _Address) -> httpcore.AsyncHTTP11Connection | None:
         """The most recently used idle connection that is still good."""
@@ -167,6 +197,7 @@ class ScalingTransport(httpx.AsyncBaseTransport):
             self._idle.pop(address, None)
 
     async def _open(self, address: _Address, request: httpx.Request) -> httpcore.AsyncHTTP11Connection:
+        await self._make_room()
         timeout = request.extensions.get("timeout", {}).get("connect")
         host = address.host.decode("ascii")
         backend = httpcore.AnyIOBackend()

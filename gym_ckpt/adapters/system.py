@@ -17,10 +17,11 @@ from typing import Any, Final
 
 import anyio
 
-from gym_ckpt.adapters.host import let_through
-from gym_ckpt.adapters.http_client import HttpxClient
+from gym_ckpt.adapters.host import let_through, open_files_allowed
+from gym_ckpt.adapters.http_client import HttpxClient, ScalingTransport
 from gym_ckpt.adapters.posix import ThreadDisk
 from gym_ckpt.adapters.uvicorn_server import UvicornServer
+from gym_ckpt.limits import FILES_PER_ROLLOUT, FILES_RESERVED
 from gym_ckpt.ports import Ports, Tracer
 
 LISTENED: Final = (signal.SIGTERM, signal.SIGUSR1)
@@ -133,7 +134,9 @@ async def production_ports(
 ) -> AsyncIterator[Ports]:
     """The real world for one process, on anyio's asyncio back end. Leaving it closes the idle connections."""
     prepare_process()
-    async with HttpxClient() as http, HttpxClient() as control:
+    # As `config_checks.check_open_files` counts: each rollout's call comes in, and makes one.
+    open_max = (open_files_allowed() - FILES_RESERVED) / FILES_PER_ROLLOUT
+    async with HttpxClient(ScalingTransport(open_max=open_max)) as http, HttpxClient() as control:
         yield Ports(
             clock=SystemClock(),
             entropy=SystemEntropy(),

@@ -168,7 +168,9 @@ class _Run:
 
     async def _look_at_pointer(self) -> None:
         """For what is said where no checkpoint is looked for, or not yet."""
-        assert self._settings.checkpoint_dir is not None, "without one there is nothing to wait for, and nothing is over"
+        assert self._settings.checkpoint_dir is not None, (
+            "without one there is nothing to wait for, and nothing is over"
+        )
         try:
             self._in_force = await self._ports.disk.run(latest(self._settings.checkpoint_dir))
         except (GymCkptError, OSError):
