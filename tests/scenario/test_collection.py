@@ -10,6 +10,7 @@ from dataclasses import replace
 from faults.catalogue import At, Crash, CrashAtStep, DiskError, Fault, Lose, OnPhase, OnRow, Restart, Signal
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import GymCkptError
+from gym_ckpt.limits import OVER_DISCOVERY_S
 from gym_ckpt.ports import Ports
 from sim.cluster import CONTROLLER, Cluster, Options, until
 from sim.oracle import Oracle
@@ -167,3 +168,31 @@ def test_an_environment_that_is_down_for_a_while_costs_the_rows_that_were_being_
     assert len(sent) > len(work.tasks), "no row was lost with the environment"
     meanwhile = sum(down[0] <= t <= down[1] for t in sent)
     assert 1 <= meanwhile <= work.concurrency, f"{meanwhile} rows were sent to nobody"
+
+
+def test_a_complete_run_that_is_started_again_without_servers_ends_at_once() -> None:
+    world = World(3, keep_all_rows=True)
+    cluster = Cluster(world, workload(3), Options())
+    oracle = Oracle(world, cluster, reference(3))
+    oracle.attach()
+    took: list[float] = []
+
+    async def script(world: World) -> None:
+        cluster.start()
+        assert await until(world, lambda: not world.nodes[CONTROLLER].alive, 300.0)
+        for servers in (False, True):
+            cluster.crash()
+            if servers:
+                cluster.start()
+            else:
+                world.nodes[CONTROLLER].start()
+            began = world.now
+            assert await until(world, lambda: not world.nodes[CONTROLLER].alive, 30.0, 0.05)
+            took.append(world.now - began)
+            assert cluster.complete and cluster.outcome is not None and cluster.outcome.summary.complete
+
+    world.run(script, horizon_s=1000.0).check()
+    oracle.judge()
+    assert not oracle.violations
+    assert max(took) < OVER_DISCOVERY_S + 0.5, took
+    assert sum(row.event == "forget.done" for row in world.trace.rows) > 0
