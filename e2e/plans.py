@@ -124,11 +124,12 @@ class RealRun:
         every = "" if setup.every_s is None else f"checkpoint_every_s = {setup.every_s}\n"
         ledger = 'ledger_dir = "ledger"\n' if work.captured else ""
         verifier = 'verifier = "verifier"\n' if work.judged else ""
+        own = {app.server: f'app = "{app.factory}"\n' for app in setup.apps}
         tables = {
             "environment": f'kind = "environment"\nagent = "agent"\nresources = "inventory"\n{verifier}',
             "agent": f'kind = "agent"\nmodel = {json.dumps(models).decode()}\nstream = {str(work.stream).lower()}\n',
-            "inventory": 'kind = "resources"\ngym = "inventory"\n',
-            "verifier": 'kind = "resources"\ngym = "answer"\n',
+            "inventory": f'kind = "resources"\ngym = "inventory"\n{own.get("inventory", "")}',
+            "verifier": f'kind = "resources"\ngym = "answer"\n{own.get("verifier", "")}',
             **dict.fromkeys(models, f'kind = "model"\nworkers = {json.dumps(workers).decode()}\n{ledger}'),
             **dict.fromkeys(
                 workers, f'kind = "inference"\ntokens_per_s = {work.tokens_per_s}\nstep_tokens = {STEP_TOKENS}\n'

@@ -18,7 +18,7 @@ from e2e.plans import NotHere, RealRun
 from e2e.proxy import Links
 from faults import catalogue as faults
 from faults.catalogue import EVERYTHING, At, OnRow, Restart
-from faults.plan import Plan, Setup, dump, load
+from faults.plan import App, Plan, Setup, dump, load
 from gym_ckpt.adapters.host import free_ports
 from sim.reference import reference
 from sim.report import screen
@@ -29,8 +29,8 @@ PUBLISHED = OnRow("collector.published")
 ALONE, WHOLE = Restart("alone", 0.2), Restart("whole", 0.1)
 
 
-def plan(*struck: faults.Fault, number: int = 1, every_s: float | None = 0.5) -> Plan:
-    setup = Setup(workload=number, every_s=every_s, timeout_s=8.0, grace_s=6.0)
+def plan(*struck: faults.Fault, number: int = 1, every_s: float | None = 0.5, apps: tuple[App, ...] = ()) -> Plan:
+    setup = Setup(workload=number, every_s=every_s, timeout_s=8.0, grace_s=6.0, apps=apps)
     return Plan(setup, chaos_s=8.0, requeue=WHOLE, faults=struck)
 
 
@@ -54,6 +54,11 @@ PLANS: dict[str, Plan] = {
     "the dispatch log fails once": plan(faults.DiskError("controller", "EIO", 4, step="log.write"), number=3),
     "the policy model cannot be reached for a while": plan(
         faults.Partition("agent", "policy", 0.3, 0.7, silent=False), number=3
+    ),
+    "an author's own server dies with everything after a checkpoint": plan(
+        faults.Crash((EVERYTHING,), PUBLISHED, WHOLE),
+        number=2,
+        apps=(App("inventory", "examples.letters:build"),),
     ),
     "links of agent and tools are half-open": plan(faults.HalfOpen("environment", "agent", At(0.4), 0.0), number=6),
 }
@@ -83,7 +88,7 @@ def test_a_plan_gives_the_same_rows_in_the_simulator_and_on_real_processes(
     with Links() as links:
         real = RealRun(nursery, links, folder / "g", load(file.read_bytes())).play()
     assert real.complete, f"{real.statuses}\n{real.said[-3000:]}"
-    expected = reference(PLANS[name].setup.workload).output
+    expected = reference(PLANS[name].setup.workload, PLANS[name].setup.apps).output
     assert Counter(real.output.rows) == Counter(expected.rows)
     assert dict(real.output.effects) == dict(expected.effects)
     assert dict(real.output.tokens) == dict(expected.tokens)

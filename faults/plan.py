@@ -7,6 +7,8 @@ Must not know: how a plan is drawn or carried out.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from faults.catalogue import Fault, Restart
@@ -16,6 +18,19 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import plain
 
 PLAN_SCHEMA = 1
+
+
+class App(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`server` is an application of an author's own, made by `factory` (`package.module:factory`).
+
+    Resources servers only: the oracle judges the other kinds by what the shipped ones say of themselves.
+    """
+
+    server: Literal["inventory", "verifier"]
+    factory: str
+
+    def words(self) -> str:
+        return f"{self.server} is {self.factory}"
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,13 +43,14 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     grace_s: float = 15.0
     journalled: bool = True
     one_sigterm_s: float = 0.0
+    apps: tuple[App, ...] = ()
 
     def words(self) -> str:
         timer = "no timer" if self.every_s is None else f"a checkpoint every {self.every_s:g} s"
         disks = "journalled" if self.journalled else "unordered"
         return (
             f"workload {self.workload}, {timer} within {self.timeout_s:g} s (grace {self.grace_s:g} s), "
-            f"{self.keep} kept, {disks} directories"
+            f"{self.keep} kept, {disks} directories{''.join(f', {app.words()}' for app in self.apps)}"
         )
 
 
@@ -71,6 +87,8 @@ def load(data: bytes) -> Plan:
         plan = msgspec.convert(json.loads(data), Plan)
     except (ValueError, msgspec.ValidationError) as error:
         raise ConfigError(f"not a fault plan: {error}") from None
+    if len({app.server for app in plan.setup.apps}) < len(plan.setup.apps):
+        raise ConfigError("not a fault plan: setup.apps names a server twice")
     if plan.schema != PLAN_SCHEMA:
         raise ConfigError(f"fault plan of schema {plan.schema}; this simulator reads {PLAN_SCHEMA}")
     return plan

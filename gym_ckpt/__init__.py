@@ -3,8 +3,8 @@
 The public names, by what they are for:
 
 * a controller of its own: `Coordination`, `OpenCheckpoint`, `Committed`, `Ended`, and `production_ports` to run it on;
-* a server of its own: `Participant`, `Record`, `up_to`, `ControlPlane`, `install`, `admitting`; `Gym` with `StateMode`,
-  `VerifyMode` and `ToolError` for tools and a verifier;
+* a server of its own: `Serving`, `Participant`, `Record`, `up_to`, `ControlPlane`, `install`, `admitting`; `Gym` with
+  `StateMode`, `VerifyMode` and `ToolError` for tools and a verifier;
 * identity: `EpisodeId`, `Kind`;
 * errors: `GymCkptError` and its tree in `gym_ckpt.errors`;
 * the world's interfaces: `Ports` and what it holds, in `gym_ckpt.ports`.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gym_ckpt.errors import GymCkptError
     from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
     from gym_ckpt.ports import Ports
+    from gym_ckpt.runtime.applications import Serving
     from gym_ckpt.runtime.control import ControlPlane
     from gym_ckpt.runtime.install import admitting, install
     from gym_ckpt.runtime.participant import Participant, Record, up_to
@@ -43,6 +44,7 @@ __all__ = [
     "Participant",
     "Ports",
     "Record",
+    "Serving",
     "StateMode",
     "ToolError",
     "VerifyMode",
@@ -60,6 +62,7 @@ _HOME: Final = (
     ("gym_ckpt.errors", ("GymCkptError",)),
     ("gym_ckpt.gyms.base", ("Gym", "StateMode", "ToolError", "VerifyMode")),
     ("gym_ckpt.ports", ("Ports",)),
+    ("gym_ckpt.runtime.applications", ("Serving",)),
     ("gym_ckpt.runtime.control", ("ControlPlane",)),
     ("gym_ckpt.runtime.install", ("admitting", "install")),
     ("gym_ckpt.runtime.participant", ("Participant", "Record", "up_to")),

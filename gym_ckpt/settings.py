@@ -78,11 +78,15 @@ class AgentSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="
 
 
 class ResourcesSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="resources"):
-    """A resources server: sessions, tools and verification of one gym (see `gym_ckpt.gyms`)."""
+    """A resources server: sessions, tools and verification of one gym (see `gym_ckpt.gyms`).
+
+    `app`: an application of an author's own in its place, `package.module:factory` (see `runtime.applications`).
+    """
 
     kind: ClassVar[Kind] = Kind.RESOURCES
     url: str
     gym: str = "inventory"
+    app: str | None = None
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True, tag_field="kind", tag="model"):

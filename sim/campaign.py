@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
+from faults.apps import with_apps
+from faults.draw import draw
+from faults.plan import App, dump
 from sim.crew import Crew, Processes, cores
 from sim.history import History
 from sim.jobs import Figures, Job, Outcome, explained, run_jobs
@@ -61,6 +64,7 @@ def campaign(
     history: History | None = None,
     crew: Callable[[float | None], Crew] | None = None,
     say: Callable[[str], None] | None = None,
+    apps: tuple[App, ...] = (),
 ) -> Summary:
     """Run `seeds` in order until they, the seconds, or the patience for failures are spent.
 
@@ -69,6 +73,7 @@ def campaign(
         double: the share of runs that are done again in another process and compared.
         history: where results are kept, and from where old failures come.
         say: told what takes long, once the seeds are done.
+        apps: servers of the gym that are an author's own.
         crew: made with the moment, on this machine's monotonic clock, when no more runs begin; processes otherwise.
     """
     began = time.perf_counter()
@@ -76,7 +81,7 @@ def campaign(
     workers = Processes(jobs or cores(), until) if crew is None else crew(until)
     book = _Book(history, profile, workers.size)
     before = book.twice()
-    todo = _blocks([*book.old()], _drawn(seeds, profile, bug, double))
+    todo = _blocks([*book.old()], _drawn(seeds, profile, bug, double, apps))
     figures = Figures()
     interrupted = False
     try:
@@ -101,7 +106,7 @@ def campaign(
     shown = kinds(figures.failed, EXPLAINED_MAX) if explain else []
     verdicts = tuple(each for outcome in shown if (each := _explained(outcome, say)) is not None)
     summary = Summary(
-        profile, bug, figures, spent, workers.size, verdicts, book.number, before, interrupted, book.trouble
+        profile, bug, figures, spent, workers.size, verdicts, book.number, before, interrupted, book.trouble, apps
     )
     book.end(spent, summary.ok)
     return summary
@@ -164,12 +169,12 @@ def _explained(outcome: Outcome, say: Callable[[str], None] | None) -> Verdict |
     return verdict if verdict.violations else None
 
 
-def _drawn(seeds: range, profile: str, bug: str | None, double: float) -> Iterator[Job]:
+def _drawn(seeds: range, profile: str, bug: str | None, double: float, apps: tuple[App, ...]) -> Iterator[Job]:
     """The new jobs. Which ones are done twice differs from code to code, and not from one day to the next."""
     sources = versions()["sources"] if 0 < double < 1 else ""
     for seed in seeds:
         twice = double >= 1 or (double > 0 and stream(seed, "twice", sources).random() < double)
-        yield Job(seed, profile, bug, twice=twice)
+        yield Job(seed, profile, bug, dump(with_apps(draw(seed, profile), apps)) if apps else None, twice)
 
 
 def _blocks(first: Iterable[Job], then: Iterator[Job]) -> Iterator[list[Job]]:

@@ -8,20 +8,22 @@ from __future__ import annotations
 import sqlite3
 import time
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
+from faults.apps import options_of, with_apps
 from faults.bugs import BUGS
-from faults.draw import PROFILES
+from faults.draw import PROFILES, draw
+from faults.plan import App
 from gym_ckpt.cli.endings import INTERRUPTED
 from gym_ckpt.cli.numbers import Real, Whole
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 from sim.campaign import DOUBLE, FAILURES_MAX, ProgressLine, Summary, campaign, show_failure, summary_line
 from sim.history import History, kept
-from sim.options import BugName, Picture, Seeds
+from sim.options import Application, BugName, Picture, Seeds
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
 from sim.replay import Recorded, of_file, recorded, refusal, replay_until, short_of, stopped
@@ -44,6 +46,13 @@ JSON = click.option("--json", "as_json_", is_flag=True, help="Print one JSON obj
 JOBS = click.option("-j", "--jobs", type=Whole(1, such_as=2), help="Worker processes.  [default: one per core]")
 HTML = click.option("--html", "html_", type=Picture(), help="Draw the run: one page.")
 PERFETTO = click.option("--perfetto", "perfetto_", type=Picture(), help="The run as a trace for ui.perfetto.dev.")
+APP = click.option(
+    "--app",
+    "apps",
+    type=Application(),
+    multiple=True,
+    help="Run this server of the gym from an application of yours (docs/simulator/your-own-server.md). Repeatable.",
+)
 PLANTED = "Plant one of the bugs of faults/bugs.py (`gym-ckpt sim bugs --list` names them)."
 
 
@@ -51,10 +60,19 @@ PLANTED = "Plant one of the bugs of faults/bugs.py (`gym-ckpt sim bugs --list` n
 @click.option("--seed", type=SEED, required=True, help="Everything about the run follows from it.")
 @PROFILE
 @click.option("--bug", type=BugName(), help=PLANTED)
+@APP
 @HTML
 @PERFETTO
 @JSON
-def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_: Path | None, as_json_: bool) -> None:
+def run(
+    seed: int,
+    profile: str,
+    bug: str | None,
+    apps: tuple[App, ...],
+    html_: Path | None,
+    perfetto_: Path | None,
+    as_json_: bool,
+) -> None:
     """Run one seed: a whole gym, the faults that the seed draws, and the judgement.
 
     \b
@@ -62,8 +80,10 @@ def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_:
       gym-ckpt sim run --seed 7
       gym-ckpt sim run --seed 7 --profile chaos --json
       gym-ckpt sim run --seed 7 --html run.html
+      gym-ckpt sim run --seed 7 --app inventory=examples.letters:build
     """
-    verdict = run_seed(seed, profile, bug=bug, keep_all_rows=True)
+    plan = with_apps(draw(seed, profile), apps)
+    verdict = run_seed(seed, profile, plan=plan, bug=bug, keep_all_rows=True)
     _draw(verdict, _run_command(verdict), html_, perfetto_)
     if as_json_:
         click.echo(json.dumps(as_json(verdict)).decode())
@@ -86,6 +106,7 @@ def run(seed: int, profile: str, bug: str | None, html_: Path | None, perfetto_:
 )
 @JOBS
 @click.option("--bug", type=BugName(), help=f"{PLANTED} Ends at the first seed that finds it.")
+@APP
 @click.option("--ray", "ray_", metavar="ADDRESS", help="Run on this Ray cluster (the extra `ray`): host:port, or auto.")
 @PROFILE
 @JSON
@@ -96,14 +117,15 @@ def fuzz(
     double: float,
     jobs: int | None,
     bug: str | None,
+    apps: tuple[App, ...],
     ray_: str | None,
     profile: str,
     as_json_: bool,
 ) -> None:
     """Run many seeds over all cores. Failing plans of earlier campaigns come first, until the code passes them.
 
-    Results are kept in .gym-ckpt/campaigns.sqlite; not those with a planted bug, which say nothing about the code. One
-    failure of each kind is shrunk and kept for `sim replay`; the first is shown. Without --seeds a campaign goes on
+    Results are kept in .gym-ckpt/campaigns.sqlite; not those with a planted bug or an --app, which are of other code.
+    One failure of each kind is shrunk and kept for `sim replay`; the first is shown. Without --seeds a campaign goes on
     behind the seeds that this code has already been run with.
 
     \b
@@ -112,6 +134,7 @@ def fuzz(
       gym-ckpt sim fuzz --minutes 30 --profile chaos
       gym-ckpt sim fuzz --seeds 0..10000 --double 100
       gym-ckpt sim fuzz --bug mark-after-stop
+      gym-ckpt sim fuzz --seeds 0..300 --app inventory=examples.letters:build
       gym-ckpt sim fuzz --minutes 30 --ray 10.0.0.1:6379
     """
     if minutes is not None:
@@ -120,7 +143,7 @@ def fuzz(
         seconds = 60 * minutes
     if ray_ is not None and jobs is not None:
         raise click.UsageError("-j is for this machine; a Ray cluster runs as many as it has CPUs")
-    history, trouble = _history() if bug is None else (None, None)
+    history, trouble = _history() if bug is None and not apps else (None, None)
     with history or nullcontext():
         if seeds is None:
             seeds, seconds = range(history.next_seed(profile) if history else 0, WITHOUT_END), seconds or 60.0
@@ -137,6 +160,7 @@ def fuzz(
             history=history,
             crew=None if ray_ is None else lambda until: Cluster(ray_, until),
             say=line.say,
+            apps=apps,
         )
     line.end()
     shown = None if summary.first is None else show_failure(summary.first)
@@ -191,6 +215,7 @@ def _history() -> tuple[History | None, str | None]:
 @click.option("--seed", type=SEED, help="Instead of an ID: this seed ...")
 @click.option("--plan", type=click.Path(dir_okay=False, path_type=Path), help="... with the plan of this file.")
 @click.option("--until", type=UntilType(), help="Stop after this event (1194), or at this virtual time (2.5s).")
+@APP
 @click.option("--pdb", "pdb_", is_flag=True, help="Stop in a debugger at the violating event (or at --until EVENT).")
 @HTML
 @PERFETTO
@@ -200,6 +225,7 @@ def replay(
     seed: int | None,
     plan: Path | None,
     until: Until | None,
+    apps: tuple[App, ...],
     pdb_: bool,
     html_: Path | None,
     perfetto_: Path | None,
@@ -225,6 +251,8 @@ def replay(
         record, command = of_file(seed, plan), f"gym-ckpt sim replay --seed {seed} --plan {plan}"
     else:
         raise click.UsageError("name a kept failure, or give both --seed and --plan")
+    if apps:
+        record, command = replace(record, plan=with_apps(record.plan, apps), hash=None), command + options_of(apps)
     if (why := refusal(record)) is not None:
         click.echo(why, err=True)
     if pdb_:
@@ -344,7 +372,8 @@ def _keep(file: Path, drawn: bytes) -> None:
 
 def _run_command(verdict: Verdict) -> str:
     bug = f" --bug {verdict.bug}" if verdict.bug else ""
-    return f"gym-ckpt sim run --seed {verdict.seed} --profile {verdict.profile}{bug}"
+    own = options_of(verdict.plan.setup.apps)
+    return f"gym-ckpt sim run --seed {verdict.seed} --profile {verdict.profile}{bug}{own}"
 
 
 def _told(verdict: Verdict, command: str | None = None) -> str:

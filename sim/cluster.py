@@ -6,11 +6,14 @@ the nodes, lays out the shared file system, and brings up again what has died, a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import anyio
 
+from faults.plan import App
 from gym_ckpt.controller.calls import ControlCalls, each
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
@@ -19,6 +22,7 @@ from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import DISCOVERY_BUDGET_S
 from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.applications import factory_of
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import (
     AgentSettings,
@@ -53,7 +57,7 @@ MAX_ATTEMPTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the controller of a run is set up. Seconds of virtual time."""
+    """How the controller of a run is set up. Seconds of virtual time. `apps`: servers that are an author's own."""
 
     checkpoint: bool = True
     every_s: float | None = None
@@ -61,6 +65,7 @@ class Options:
     keep: int = 2
     grace_s: float = 15.0
     one_sigterm_s: float = 0.0
+    apps: tuple[App, ...] = ()
 
 
 class Quiet:
@@ -85,6 +90,7 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
     ledger_dir = LEDGER if workload.captured else None
     inventory = gyms.RESTARTING if workload.restarts else gyms.INVENTORY
     models = workload.policies
+    own = {app.server: app.factory for app in options.apps}
     return GymSettings(
         control_token=TOKEN,
         checkpoint=CheckpointSettings(grace_s=options.grace_s) if options.checkpoint else None,
@@ -96,8 +102,8 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
                 verifier="verifier" if workload.judged else None,
             ),
             "agent": AgentSettings(url=urls["agent"], model=models, stream=workload.stream),
-            "inventory": ResourcesSettings(url=urls["inventory"], gym=inventory),
-            "verifier": ResourcesSettings(url=urls["verifier"], gym=gyms.ANSWER),
+            "inventory": ResourcesSettings(url=urls["inventory"], gym=inventory, app=own.get("inventory")),
+            "verifier": ResourcesSettings(url=urls["verifier"], gym=gyms.ANSWER, app=own.get("verifier")),
             **{name: ModelSettings(url=urls[name], workers=workload.workers, ledger_dir=ledger_dir) for name in models},
             **{
                 name: InferenceSettings(url=urls[name], tokens_per_s=workload.tokens_per_s, step_tokens=STEP_TOKENS)
@@ -121,6 +127,9 @@ class Cluster:
         """Lives of the controller so far."""
         world.network.shown = {CALL_ID: "call"}  # whose call of the model a message is, for the pictures
         self.servers = workload.servers
+        self._modules = {app.server: app.factory.partition(":")[0] for app in options.apps}
+        for app in options.apps:
+            factory_of(app.factory)  # its imports happen once, and not under a guard
         for name in self.servers:
             world.add_node(name, self._server(name))
         world.add_node(CONTROLLER, self._controller)
@@ -144,9 +153,19 @@ class Cluster:
 
     def _server(self, name: str) -> Main:
         async def main(ports: Ports) -> None:
+            if name in self._modules:  # what an author keeps in its globals goes with the process
+                sys.modules.pop(self._modules[name], None)
             await run_server(self.gym, name, ports, ready=lambda: ports.tracer.emit("server.ready"))
 
         return main
+
+    def playing(self) -> AbstractContextManager[None]:
+        """To be entered while the world runs."""
+        if not self.options.apps:
+            return nullcontext()
+        from sim.libraries import in_world  # httpx is imported by those who need it
+
+        return in_world(self.world)
 
     async def _controller(self, ports: Ports) -> None:
         self.outcome, self.refusal = None, None

@@ -58,14 +58,16 @@ def guarded() -> Iterator[None]:
             for name in names:
                 real = getattr(module, name)
                 stack.callback(setattr, module, name, real)
-                setattr(module, name, _refuse(f"{module.__name__}.{name}", real, instead, thread))
+                setattr(module, name, refusing(f"{module.__name__}.{name}", real, instead, thread))
         for threads in (anyio_trio, trio.to_thread):
             stack.callback(setattr, threads, "run_sync", vars(threads)["run_sync"])
             setattr(threads, "run_sync", _run_inline)  # noqa: B010 - mypy would see a reassigned function
         yield
 
 
-def _refuse(name: str, real: Callable[..., Any], instead: str, thread: int) -> Callable[..., Any]:
+def refusing(name: str, real: Callable[..., Any], instead: str, thread: int) -> Callable[..., Any]:
+    """In its place: raises `StrayUse` in this thread, for whoever may not use it."""
+
     def refused(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread or sys._getframe(1).f_globals.get("__name__") in _MAY:
             return real(*args, **kwargs)

@@ -346,9 +346,9 @@ class _Stream:
         self._call = call
         self._exchange: Exchange | None = None
 
-    async def __aenter__(self) -> _ReplyStream:
+    async def __aenter__(self) -> Replying:
         self._exchange = await self._network.open(self._epoch, *self._call, whole=False)
-        return _ReplyStream(self._epoch, self._exchange)
+        return Replying(self._epoch, self._exchange)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -358,7 +358,7 @@ class _Stream:
             self._exchange.leave()
 
 
-class _ReplyStream:
+class Replying:
     """The `ReplyStream` port. Its own iterator: an abandoned generator would be finalized at an arbitrary moment."""
 
     def __init__(self, epoch: Epoch, exchange: Exchange) -> None:
@@ -370,7 +370,7 @@ class _ReplyStream:
     def chunks(self) -> AsyncIterator[bytes]:
         return self
 
-    def __aiter__(self) -> _ReplyStream:
+    def __aiter__(self) -> Replying:
         return self
 
     async def __anext__(self) -> bytes:

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import click
+import msgspec
 
 from faults.bugs import BUGS
+from faults.plan import App
+from gym_ckpt.errors import ConfigError
+from gym_ckpt.runtime.applications import factory_of
+
+SERVERS = get_args(get_type_hints(App)["server"])
+"""Those that can be an author's own."""
 
 
 class Seeds(click.ParamType[range]):
@@ -43,6 +51,23 @@ class BugName(click.ParamType[str]):
             hint = f"did you mean {near[0]!r}?" if near else "`gym-ckpt sim bugs --list` names them"
             self.fail(f"there is no planted bug {bug!r}; {hint}", param, ctx)
         return bug
+
+
+class Application(click.ParamType[App]):
+    """`SERVER=package.module:factory`."""
+
+    name = "SERVER=package.module:factory"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> App:
+        """Raises `click.BadParameter`."""
+        server, equals, factory = str(value).partition("=")
+        if not equals or server not in SERVERS:
+            self.fail(f"{value!r} is not SERVER=package.module:factory with {' or '.join(SERVERS)}", param, ctx)
+        try:
+            factory_of(factory)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return msgspec.convert({"server": server, "factory": factory}, App)
 
 
 class Picture(click.ParamType[Path]):

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from faults.endurance import HEAVY_WORKLOADS
+from faults.plan import App
+from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
 from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
 from sim.workload import WORKLOADS, Workload, workload
@@ -40,30 +42,38 @@ class Reference:
     steps: Mapping[str, int] = field(default_factory=dict)
 
 
-def reference(number: int) -> Reference:
-    """The undisturbed run of the workload of this number.
+def reference(number: int, apps: tuple[App, ...] = ()) -> Reference:
+    """The undisturbed run of the workload of this number, on a gym with these applications.
 
     Raises:
         AssertionError: it did not end well, so that there is nothing to compare with.
+        ConfigError: the same, with an application.
     """
-    return _played(workload(number).number)
+    try:
+        return _played(workload(number).number, apps)
+    except AssertionError as error:
+        if not apps:
+            raise
+        own = ", ".join(app.words() for app in apps)
+        raise ConfigError(f"a gym where {own} runs not even undisturbed: {error}") from error
 
 
 @lru_cache(maxsize=WORKLOADS + HEAVY_WORKLOADS)
-def _played(number: int) -> Reference:
-    return played(workload(number))
+def _played(number: int, apps: tuple[App, ...]) -> Reference:
+    return played(workload(number), apps)
 
 
-def played(work: Workload) -> Reference:
+def played(work: Workload, apps: tuple[App, ...] = ()) -> Reference:
     """The undisturbed run of any workload; raises as `reference`."""
     world = World(0)
-    cluster = Cluster(world, work, Options(checkpoint=False))
+    cluster = Cluster(world, work, Options(checkpoint=False, apps=apps))
 
     async def script(_: World) -> None:
         cluster.start()
         await until(world, lambda: not world.nodes[CONTROLLER].alive, UNDISTURBED_S)
 
-    world.run(script, 2 * UNDISTURBED_S).check()
+    with cluster.playing():
+        world.run(script, 2 * UNDISTURBED_S).check()
     ended = cluster.outcome or cluster.refusal
     assert cluster.complete, f"the undisturbed run of workload {work.number} ended as {ended}"
     data = world.disk.tree(OUTPUT)[OUTPUT]

@@ -57,7 +57,8 @@ def recorded(failure: str, directory: Path = FAILURES) -> Recorded:
         raise ConfigError(f"{place}/failure.json is damaged: {error}") from None
     twice = any(each["invariant"] == TWICE for each in about["violations"])
     seed, profile, bug = about["seed"], about["profile"], about.get("bug")
-    return Recorded(seed, profile, load(plan), bug, about["hash"], _changed(about), twice)
+    loaded = load(plan)
+    return Recorded(seed, profile, loaded, bug, about["hash"], _changed(about, loaded), twice)
 
 
 def of_file(seed: int, plan: Path) -> Recorded:
@@ -108,8 +109,8 @@ def stopped(verdict: Verdict, until: Until) -> str:
     return "\n".join(lines)
 
 
-def _changed(about: dict[str, Any]) -> tuple[str, ...]:
-    now, then = versions(), about.get("versions", {})
+def _changed(about: dict[str, Any], plan: Plan) -> tuple[str, ...]:
+    now, then = versions(plan.setup.apps), about.get("versions", {})
     return tuple(
         _files_changed(about.get("files", {}))
         if name == "sources"

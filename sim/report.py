@@ -30,7 +30,8 @@ _SEEN_CHARS = 450
 
 def failure_id(verdict: Verdict) -> str:
     """The name of a failure's directory."""
-    return "-".join([verdict.profile, str(verdict.seed), *([verdict.bug] if verdict.bug else [])])
+    own = [app.server for app in verdict.plan.setup.apps]
+    return "-".join([verdict.profile, str(verdict.seed), *([verdict.bug] if verdict.bug else []), *own])
 
 
 def screen(verdict: Verdict, command: str) -> str:
@@ -108,7 +109,7 @@ def write_artefact(verdict: Verdict, directory: Path = FAILURES) -> Path:
     """Keep a failing run (with all its rows) where `sim replay` finds it. Raises `OSError`."""
     place = directory / failure_id(verdict)
     place.mkdir(parents=True, exist_ok=True)
-    about = {**as_json(verdict), "versions": versions(), "files": digests()}
+    about = {**as_json(verdict), "versions": versions(verdict.plan.setup.apps), "files": digests()}
     (place / "failure.json").write_bytes(json.dumps(about) + b"\n")
     (place / "plan.json").write_bytes(dump(verdict.plan) + b"\n")
     with (place / "trace.jsonl").open("wb") as trace:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
+from faults.apps import ToolsByTurn
 from faults.bugs import planted
 from faults.catalogue import Restart
 from faults.draw import draw
@@ -92,10 +93,10 @@ def run_seed(
             hundreds of virtual seconds to say so, and a campaign wants to know only that.
 
     Raises:
-        ConfigError: there is no such profile or bug.
+        ConfigError: there is no such profile, bug or application.
     """
     chosen = draw(seed, profile) if plan is None else plan
-    expected = reference(chosen.setup.workload)
+    expected = reference(chosen.setup.workload, chosen.setup.apps)
     with nullcontext() if bug is None else planted(bug):
         return _Run(seed, profile, chosen, expected, keep_all_rows, watch, brief).verdict(bug)
 
@@ -116,7 +117,8 @@ class _Run:
         setup = plan.setup
         self._brief = brief
         self._seed, self._profile, self._plan = seed, profile, plan
-        self._injector = Injector(seed, plan, (*workload(setup.workload).servers, CONTROLLER), CONTROLLER)
+        strike = ToolsByTurn if setup.apps else Injector
+        self._injector = strike(seed, plan, (*workload(setup.workload).servers, CONTROLLER), CONTROLLER)
         self._world = World(
             seed,
             self._injector,
@@ -131,6 +133,7 @@ class _Run:
             keep=setup.keep,
             grace_s=setup.grace_s,
             one_sigterm_s=setup.one_sigterm_s,
+            apps=setup.apps,
         )
         self._cluster = Cluster(self._world, workload(setup.workload), options)
         self._ports: list[Ports] = []
@@ -163,7 +166,8 @@ class _Run:
 
     def verdict(self, bug: str | None) -> Verdict:
         """Run, and judge."""
-        result = self._world.run(self._script, self._plan.chaos_s + LIVENESS_S + FINISH_S)
+        with self._cluster.playing():
+            result = self._world.run(self._script, self._plan.chaos_s + LIVENESS_S + FINISH_S)
         self._oracle.judge()
         violations = (*self._oracle.violations, *self._late, *self._errors(result.errors))
         return Verdict(

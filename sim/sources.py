@@ -6,21 +6,25 @@ A recorded run comes back event for event only under the same ones; `sim.replay`
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+
+from faults.plan import App
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gym_ckpt", "sim", "faults")
 LIBRARIES = ("anyio", "msgspec", "trio")
 
 
-def versions() -> dict[str, str]:
-    """Python, the libraries below a run, and one digest of all sources."""
+def versions(apps: Iterable[App] = ()) -> dict[str, str]:
+    """Python, the libraries below a run, one digest of all sources, and one of each application's file."""
     found = {name: metadata.version(name) for name in LIBRARIES}
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, **found, "sources": _digest()}
+    return {"python": python, **found, "sources": _digest(), **{app.factory: _digest_of(app.factory) for app in apps}}
 
 
 def commit() -> str:
@@ -39,6 +43,17 @@ def digests() -> dict[str, str]:
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
     }
+
+
+def _digest_of(factory: str) -> str:
+    """Of the module that the factory is in."""
+    try:
+        found = importlib.util.find_spec(factory.partition(":")[0])
+    except ImportError:
+        found = None
+    if found is None or found.origin is None:
+        return "nowhere"
+    return hashlib.blake2b(Path(found.origin).read_bytes(), digest_size=6).hexdigest()
 
 
 def _digest() -> str:

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from faults.apps import options_of
 from faults.draw import POINTS
+from faults.plan import App
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 from sim.jobs import Figures, Outcome
@@ -38,7 +40,8 @@ _BAR = 20
 class Summary:
     """A whole campaign. `explained`: one failure of each kind, shrunk, with all its rows, the lowest seed first.
 
-    `number`: in the history; `twice_before`: runs of these sources that earlier campaigns did twice.
+    `number`: in the history; `twice_before`: runs of these sources that earlier campaigns did twice. `apps`: servers of
+    the gym that were an author's own.
     """
 
     profile: str
@@ -52,6 +55,7 @@ class Summary:
     interrupted: bool = False
     trouble: tuple[str, ...] = field(default=())
     """What kept the campaign from keeping its results."""
+    apps: tuple[App, ...] = ()
 
     @property
     def first(self) -> Verdict | None:
@@ -81,7 +85,7 @@ class Summary:
     @property
     def owed(self) -> list[str]:
         """What a campaign of this size must have come by, and has not: it proves less than it says."""
-        if self.profile not in MIXED or self.bug is not None:
+        if self.profile not in MIXED or self.bug is not None or self.apps:
             return []
         plenty = self.figures.seeds >= PLENTY_SEEDS or self.seconds >= PLENTY_S
         found: list[str] = []
@@ -163,7 +167,8 @@ class Summary:
             more = f" and {len(figures.failed) - SHOWN} more" if len(figures.failed) > SHOWN else ""
             lines.append(f"{len(figures.failed)} failing: {shown}{more}")
             lines += [f"  {each.violations[0].invariant}: {replay_command(each)}" for each in self.explained[1:]]
-            lines += [line for outcome in self._unexplained() for line in _told(outcome)]
+            own = options_of(self.apps)
+            lines += [line for outcome in self._unexplained() for line in _told(outcome, own)]
         else:
             lines.append("nothing found" if not self.owed else "nothing broke, and yet it is no success")
         if self.owed:
@@ -272,12 +277,12 @@ def _failed(outcome: Outcome) -> str:
     return f"{outcome.job.seed} ({name}{', again' if outcome.job.old else ''})"
 
 
-def _told(outcome: Outcome) -> list[str]:
+def _told(outcome: Outcome, own: str) -> list[str]:
     job, broken = outcome.job, outcome.violation
     assert broken is not None, "it has failed"
     bug = f" --bug {job.bug}" if job.bug else ""
     return [
-        f"  {broken.invariant}: gym-ckpt sim run --seed {job.seed} --profile {job.profile}{bug}",
+        f"  {broken.invariant}: gym-ckpt sim run --seed {job.seed} --profile {job.profile}{bug}{own}",
         f"    {broken.seen}",
     ]
 

@@ -126,6 +126,7 @@ def _references(settings: GymSettings, name: str, server: ServerSettings) -> Non
                 raise ConfigError(f"{path}.token_dir: is {path}.ledger_dir, too, and each keeps locks: name another")
         case ResourcesSettings():
             _known_gym(f"{path}.gym", server.gym)
+            _own_application(f"{path}.app", server)
         case InferenceSettings():
             pass
 
@@ -162,7 +163,7 @@ def _stateless(settings: GymSettings, path: str, name: str) -> None:
 
     server = settings.servers[name]
     assert isinstance(server, ResourcesSettings), "it was looked up as one"
-    if server.gym in SHIPPED and SHIPPED[server.gym].state_mode is not StateMode.STATELESS:
+    if server.app is None and server.gym in SHIPPED and SHIPPED[server.gym].state_mode is not StateMode.STATELESS:
         raise ConfigError(f"{path}: the gym {server.gym} of {name!r} verifies sessions; a verifier has none")
 
 
@@ -172,6 +173,12 @@ def _known_gym(path: str, gym: str) -> None:
 
     if gym not in SHIPPED and ":" not in gym:
         raise ConfigError(f"{path}: there is no gym {gym!r}; {suggestion(gym, SHIPPED)}, or package.module:Class")
+
+
+def _own_application(path: str, server: ResourcesSettings) -> None:
+    """As with a gym: only its form is looked at here."""
+    if server.app is not None and not all(server.app.partition(":")):
+        raise ConfigError(f"{path}: must be package.module:factory, not {server.app!r}")
 
 
 def _refers(settings: GymSettings, path: str, name: str, kind: type[ServerSettings]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 import anyio
 import anyio.abc
@@ -19,6 +19,7 @@ from gym_ckpt.participants.ledger_routes import ledger_routes
 from gym_ckpt.participants.model import ModelParticipant
 from gym_ckpt.participants.resources import ResourcesParticipant
 from gym_ckpt.ports import ASGIApp, Ports
+from gym_ckpt.runtime.applications import Serving, factory_of
 from gym_ckpt.runtime.asgi import Route, Router, episode_context
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.groups import Tasks
@@ -39,20 +40,19 @@ async def run_server(settings: GymSettings, name: str, ports: Ports, *, ready: C
     """Serve the server `name` of a gym until cancelled; `ready` is called once it accepts connections.
 
     Raises:
-        ConfigError: the address cannot be listened on, the gym is unknown, checkpointing has no token, or an agent
-            names a model server past the gate (INV-21).
+        ConfigError: the address cannot be listened on, the gym or the application is unknown, checkpointing has no
+            token, or an agent names a model server past the gate (INV-21).
     """
-    with ExitStack() as at_end:
-        async with Tasks() as tasks:
-            try:
-                app = await application(settings, name, ports, tasks, at_end)
-                await ports.server.serve(app, settings.url(name), ready=ready)
-            finally:
-                tasks.cancel_scope.cancel()
+    async with AsyncExitStack() as at_end, Tasks() as tasks:
+        try:
+            app = await application(settings, name, ports, tasks, at_end)
+            await ports.server.serve(app, settings.url(name), ready=ready)
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 async def application(
-    settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup, at_end: ExitStack
+    settings: GymSettings, name: str, ports: Ports, tasks: anyio.abc.TaskGroup, at_end: AsyncExitStack
 ) -> ASGIApp:
     """The ASGI application of one server; its background work runs in `tasks`, and `at_end` gives up what it holds."""
     server = settings.servers[name]
@@ -64,6 +64,8 @@ async def application(
             model_seed=server.seed,
             model_name=server.model_name,
         ).app
+    if isinstance(server, ResourcesSettings) and server.app is not None:
+        return await factory_of(server.app)(Serving(name, settings, ports, tasks, at_end))
     participant = _participant(settings, name, ports, tasks)
     at_end.callback(participant.close)
     await _opened(participant, name)

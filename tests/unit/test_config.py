@@ -82,6 +82,7 @@ def test_a_whole_gym_is_typed() -> None:
         ("servers.policy.workers", ["ftp://x"], "servers.policy.workers[0]: must be http://host:port"),
         ("servers.policy.workers", [4], "servers.policy.workers[0]: expected text, got a whole number"),
         ("servers.tools.gym", "invntory", "servers.tools.gym: there is no gym 'invntory'; did you mean 'inventory'?"),
+        ("servers.tools.app", "letters", "servers.tools.app: must be package.module:factory, not 'letters'"),
         ("servers.tools.url", "http://127.0.0.1:9002", "is the url of servers.agent already"),
         ("servers.tools.url", "https://h:1", "servers.tools.url: must be http://host:port without a path"),
         ("servers.tools.url", "http://h:1/", "servers.tools.url: must be http://host:port without a path"),
