@@ -144,8 +144,15 @@ FILES_RESERVED: Final = 400
 """Open files beside those: connections kept, modules, logs, locks, control."""
 SWEPT_TRIES: Final = 16
 """A lock file that somebody removes each time before it is locked is somebody's."""
+TCP_PROBE_AFTER_S: Final = 30
+"""A connection on which nothing has come for this long is probed: sooner than load balancers and NAT forget it."""
+TCP_PROBE_EVERY_S: Final = 10
+TCP_PROBES_UNANSWERED: Final = 3
+"""... and then its peer is lost, a minute after its host died. What was on its way to that host is sent again by the
+kernel for as long as that thinks right: on Linux about a quarter of an hour."""
 UNIX_PATH_MAX_BYTES: Final = 100
 """The smallest limit among the systems that we run on is 104, with its terminator."""
+assert TCP_PROBE_AFTER_S + TCP_PROBE_EVERY_S * TCP_PROBES_UNANSWERED <= 60, "load balancers forget after minutes"
 assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client lets go first, or it meets closed ends"
 
 # Rollout collection.

@@ -28,6 +28,7 @@ import anyio
 import httpcore
 import httpx
 
+from gym_ckpt.adapters.tcp import PROBED
 from gym_ckpt.errors import PeerLost, PeerTimeout, PeerUnreachable
 from gym_ckpt.limits import CLIENT_IDLE_CONNECTIONS, CLIENT_IDLE_S, PEER_CONNECT_TIMEOUT_S
 from gym_ckpt.ports import Headers, Reply, ReplyStream
@@ -204,7 +205,7 @@ class ScalingTransport(httpx.AsyncBaseTransport):
         if address.unix_socket is not None:
             stream = await backend.connect_unix_socket(address.unix_socket, timeout=timeout)
         else:
-            stream = await backend.connect_tcp(host, address.port, timeout=timeout)
+            stream = await backend.connect_tcp(host, address.port, timeout=timeout, socket_options=PROBED)
         if address.scheme == b"https":
             if self._tls is None:
                 self._tls = httpx.create_ssl_context(trust_env=False)

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import uvicorn
 
+from gym_ckpt.adapters.tcp import PROBED
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import ABORT_S, DRAIN_S, LISTEN_BACKLOG, SERVER_KEEP_ALIVE_S, UNIX_PATH_MAX_BYTES
 from gym_ckpt.ports import ASGIApp
@@ -127,6 +128,8 @@ def _listen_tcp(url: str) -> socket.socket:
     except OSError as error:
         raise ConfigError(f"cannot listen on {url}: host {host!r}: {error.strerror or error}") from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for option in PROBED:
+        listener.setsockopt(*option)
     _bind(listener, address, url, f"stop what listens on port {port} (ss -ltnp), or configure another port")
     return listener
 
