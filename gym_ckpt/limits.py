@@ -241,6 +241,8 @@ CALL_ID_MAX_CHARS: Final = 256
 """Of an id that a caller gives its model call."""
 ANSWER_MAX_BYTES: Final = 64 * 1024 * 1024
 """An answer whose tokens are captured is held whole up to this; a longer one is passed on and poisons its rollout."""
+ANSWER_PIECE_BYTES: Final = 64 * 1024
+"""Of such an answer, read before others have their turn: a long stream, a chunk per token, takes seconds in all."""
 LEDGER_ATTEMPTS_MAX: Final = 10_000
 """Attempts of one rollout that a retire fences, each with a file of its own."""
 STAGED_MAX_BYTES: Final = 1024 * 1024 * 1024

@@ -8,7 +8,7 @@ Pure: knows neither the ledger nor the token store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ import msgspec
 from gym_ckpt.core.fingerprints import Asked, NotAConversation, answered, asked
 from gym_ckpt.core.lineage import Context, Generated, LedgerRow, Link, find_parent, fits_a_row, stage
 from gym_ckpt.errors import NotLossless
-from gym_ckpt.participants.completions import MalformedCompletion, Tokens, tokens_of
+from gym_ckpt.limits import ANSWER_PIECE_BYTES
+from gym_ckpt.participants.completions import MalformedCompletion, Tokens, tokens_of, tokens_of_stream
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import InvalidStaging, StagedCall
@@ -100,9 +101,9 @@ def capture(
     return Captured(call, context, link)
 
 
-def read_tokens(answer: bytes, *, streamed: bool) -> Tokens:
-    """What an answer says of its tokens. Raises `NotCaptured`."""
+def read_tokens(answer: bytes, *, streamed: bool) -> Generator[None, None, Tokens]:
+    """What an answer says of its tokens, read step by step. Raises `NotCaptured`."""
     try:
-        return tokens_of(answer, streamed=streamed)
+        return (yield from tokens_of_stream(answer, ANSWER_PIECE_BYTES)) if streamed else tokens_of(answer)
     except MalformedCompletion as error:
         raise NotCaptured(str(error)) from None

@@ -11,10 +11,11 @@ any may append. A restore reads the records of all of them, so that their number
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Generator, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from gym_ckpt.core.admission import stale
 from gym_ckpt.core.lineage import Poison, Reason, RowConflict, row_of
@@ -30,6 +31,8 @@ from gym_ckpt.storage.ledger import Appended, Exported, Start, Swept
 from gym_ckpt.storage.tokens import FileTokenStore
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.digests import InvalidStaging
+
+T = TypeVar("T")
 
 
 class LedgerBook(CallBook):
@@ -108,7 +111,7 @@ class LedgerBook(CallBook):
     async def stage(self, episode: EpisodeId, row: Row, at: float, asking: Asking, answer: bytes, how: str) -> Entry:
         call_id = row.model_call_id
         try:
-            tokens = read_tokens(answer, streamed=how.startswith("text/event-stream"))
+            tokens = await _in_turns(read_tokens(answer, streamed=how.startswith("text/event-stream")))
             lineage = await self.ledger.read(episode)
             if any(each.model_call_id == call_id for each in lineage.rows):
                 raise self._copy(episode, call_id)
@@ -276,6 +279,16 @@ class LedgerBook(CallBook):
         self.ledger.drop([rollout_id])
         for episode in [each for each in self._owed if each.rollout_id == rollout_id]:
             del self._owed[episode]
+
+
+async def _in_turns(steps: Generator[None, None, T]) -> T:
+    """What `steps` returns; other calls have their turns between two of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
+        await checkpoint()
 
 
 def _poison(call_id: str, reason: Reason, error: Any) -> Poison:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import msgspec
 
 from gym_ckpt.core.agent_session import Call, Reply, ToolCall
 from gym_ckpt.errors import PeerLost
+from gym_ckpt.limits import REFUSAL_SAID_BYTES
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import cumulative_hash
 from gym_ckpt.wire.sse import DONE, SseParser
@@ -23,7 +25,7 @@ class _Function(msgspec.Struct):
 
 
 class _ToolCall(msgspec.Struct):
-    function: _Function
+    function: _Function | None = None
     id: str | None = None
     index: int = 0
 
@@ -67,9 +69,9 @@ class _Completion(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
-    error: dict[str, Any] | None = None
+    error: Any = None
     id: str | None = None
-    weight_version: int | None = None
+    weight_version: Any = None
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -93,15 +95,21 @@ def whole(body: bytes, call_id: str) -> Reply:
     return assembled.reply(call_id)
 
 
-def tokens_of(body: bytes, *, streamed: bool) -> Tokens:
-    """The tokens of a whole answer. Raises `MalformedCompletion` when it does not say all of them."""
-    if not streamed:
-        assembled = _Assembly()
-        assembled.add(_parse(body))
-        return assembled.tokens()
+def tokens_of(body: bytes) -> Tokens:
+    """The tokens in a JSON body. Raises `MalformedCompletion` when it does not say all of them."""
+    assembled = _Assembly()
+    assembled.add(_parse(body))
+    return assembled.tokens()
+
+
+def tokens_of_stream(body: bytes, piece: int) -> Generator[None, None, Tokens]:
+    """The tokens of a whole event stream, read `piece` bytes between two steps. Raises as `tokens_of`."""
     stream = StreamedCompletion()
     try:
-        stream.feed(body)
+        for start in range(0, len(body), piece):
+            if start:
+                yield
+            stream.feed(body[start : start + piece])
     except PeerLost as error:
         raise MalformedCompletion(str(error)) from None
     if not stream.done:
@@ -129,7 +137,7 @@ class StreamedCompletion:
                 continue
             part = _parse(data.encode())
             if part.error is not None:
-                raise PeerLost(f"the model server broke its answer off: {part.error.get('message', 'no reason given')}")
+                raise PeerLost(f"the model server broke its answer off: {_said(part.error)}")
             self._assembly.add(part)
 
     def reply(self, call_id: str) -> Reply:
@@ -139,6 +147,11 @@ class StreamedCompletion:
     def tokens(self) -> Tokens:
         """Raises `MalformedCompletion` when something is missing."""
         return self._assembly.tokens()
+
+
+def _said(error: Any) -> str:
+    """Of an error in a stream, what is for people; engines send an object, or text."""
+    return str(error.get("message", "no reason given") if isinstance(error, dict) else error)[:REFUSAL_SAID_BYTES]
 
 
 def _parse(body: bytes) -> _Completion:
@@ -160,7 +173,7 @@ class _Assembly:
         self._ids: list[int] | None = None
         self._logprobs: list[float] = []
         self._id: str | None = None
-        self._weights: int | None = None
+        self._weights: Any = None
         self._several = False
 
     def add(self, part: _Completion) -> None:
@@ -173,7 +186,8 @@ class _Assembly:
             self._finish = choice.finish_reason or self._finish
             self._prompt_ids = choice.prompt_token_ids or self._prompt_ids
             if choice.token_ids is not None:
-                self._ids = [*(self._ids or ()), *choice.token_ids]
+                self._ids = [] if self._ids is None else self._ids
+                self._ids += choice.token_ids  # in place: a copy for each token of a long answer takes minutes
             if choice.logprobs is not None:
                 self._logprobs += choice.logprobs.values()
             message = choice.message or choice.delta
@@ -186,8 +200,9 @@ class _Assembly:
         for position, call in enumerate(message.tool_calls or ()):
             tool = self._tools.setdefault(call.index if numbered else position, ["", "", ""])
             tool[0] += call.id or ""
-            tool[1] += call.function.name or ""
-            tool[2] += call.function.arguments or ""
+            if call.function is not None:
+                tool[1] += call.function.name or ""
+                tool[2] += call.function.arguments or ""
 
     def reply(self, call_id: str) -> Reply:
         if self._finish is None or self._usage is None:
@@ -204,6 +219,8 @@ class _Assembly:
             raise MalformedCompletion("an answer without finish_reason")
         if self._prompt_ids is None or self._ids is None:
             raise MalformedCompletion("an answer without prompt_token_ids or token_ids")
+        if type(self._weights or 0) is not int:
+            raise MalformedCompletion(f"a weight_version that is no whole number: {self._weights!r:.80}")
         if len(self._logprobs) != len(self._ids):
             raise MalformedCompletion(f"{len(self._logprobs)} log-probabilities of {len(self._ids)} tokens")
         return Tokens(
