@@ -29,7 +29,7 @@ from gym_ckpt.errors import ConfigError, PeerLost, PeerTimeout, PeerUnreachable,
 from sim.epoch import Epoch, current_epoch
 from sim.exchange import Exchange
 from sim.guard import StrayUse, refusing
-from sim.network import Network, Replying
+from sim.network import NO_CONNECTION, Network, Replying
 from sim.world import World
 
 HOPS: Final = frozenset({"connection", "content-length", "host", "transfer-encoding"})
@@ -125,9 +125,11 @@ async def _exchanged(network: Network, epoch: Epoch, request: httpx.Request) -> 
     body = b"".join([part async for part in request.stream])
     raw = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.headers.raw]
     headers = [(name, value) for name, value in raw if name not in HOPS]
-    read_s = request.extensions.get("timeout", {}).get("read")
+    limits = request.extensions.get("timeout", {})
+    connect_s, read_s = limits.get("connect"), limits.get("read")
+    call = (epoch, request.method, str(request.url), headers, body, read_s)
     try:
-        exchange = await network.open(epoch, request.method, str(request.url), headers, body, read_s, whole=False)
+        exchange = await network.open(*call, whole=False, connect_s=connect_s)
     except ConfigError as error:
         raise httpx.UnsupportedProtocol(str(error), request=request) from error
     except TransportError as error:
@@ -170,6 +172,8 @@ def _as_httpx(error: TransportError) -> httpx.TransportError:
     """What httpx would have said of it on a socket."""
     said = str(error)
     match error:
+        case PeerUnreachable() if NO_CONNECTION in said:
+            return httpx.ConnectTimeout(said)
         case PeerUnreachable():
             return httpx.ConnectError(said)
         case PeerTimeout():

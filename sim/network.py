@@ -28,6 +28,8 @@ from sim.epoch import Epoch
 from sim.exchange import SILENCE_S, Exchange, Slot
 from sim.fates import ExchangeFate, Fates, TurnedAway
 
+NO_CONNECTION = "no connection"
+"""What is said of one that does not come about, and is not refused either."""
 Emit = Callable[..., None]
 OnError = Callable[[Epoch, str, BaseException | None, str], None]
 
@@ -121,14 +123,18 @@ class Network:
         timeout_s: float | None,
         *,
         whole: bool,
+        connect_s: float | None = None,
     ) -> Exchange:
-        """Send a request and wait for the whole reply, or for its head.
+        """Send a request and wait for the whole reply, or for its head. `connect_s`: how long a connection may take.
 
         Raises: what the `HttpClient` port says.
         """
         await src.fence()
         target = parse(url)
         exchange = self._begin(src, method, target, headers, body, timeout_s, whole)
+        if connect_s is not None and exchange.fate.lose == "before" and exchange.fate.hang:
+            late = PeerUnreachable(f"{target.authority}: {NO_CONNECTION} within {connect_s} s")
+            self.clock.call_after(connect_s, exchange.fail, late)
         try:
             while exchange.error is None and not exchange.ended and (whole or not exchange.status):
                 await exchange.client_slot.wait()

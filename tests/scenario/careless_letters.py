@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from examples.letters import Desk, Letter, Letters
 from gym_ckpt import EpisodeId, Record, Serving
-from gym_ckpt.ports import ASGIApp
+from gym_ckpt.ports import ASGIApp, Receive, Scope, Send
 
 
 class Forgetful(Letters):
@@ -47,6 +48,19 @@ def model_of(serving: Serving) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=serving.url("worker"), timeout=5.0)
 
 
+class Hasty(Desk):
+    """Careless with a stream only, which harms nobody: it leaves once it has the first words."""
+
+    async def next_line(self, letter: Letter) -> str:
+        asked = {"messages": [{"role": "user", "content": " / ".join(["Go on:", *letter.lines])}], "stream": True}
+        async with self.model.stream("POST", "/v1/chat/completions", content=json.dumps(asked)) as reply:
+            reply.raise_for_status()
+            async for event in reply.aiter_lines():
+                if event.startswith("data:") and (said := json.loads(event[5:])["choices"][0]["delta"].get("content")):
+                    return str(said)
+        raise httpx.RemoteProtocolError("a stream without a word")
+
+
 LETTERS: dict[EpisodeId, Letter] = {}
 """What no server may have: two processes of one interpreter would share it."""
 
@@ -64,6 +78,28 @@ async def in_globals(serving: Serving) -> ASGIApp:
     participant = Exporting(serving.name, serving.ports)
     participant.letters = LETTERS
     return serving.controlled(Desk(participant, model_of(serving)).app(), participant)
+
+
+async def hasty(serving: Serving) -> ASGIApp:
+    """One that is right."""
+    participant = Letters(serving.name, serving.ports)
+    return serving.controlled(Hasty(participant, model_of(serving)).app(), participant)
+
+
+async def judge(serving: Serving) -> ASGIApp:
+    """Another that is right: a verifier, which keeps nothing, and is no framework's."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked, more = b"", True
+        while more:
+            message = await receive()
+            asked, more = asked + message.get("body", b""), message.get("more_body", False)
+        said = json.loads(asked)["messages"] if scope["path"] == "/verify" else []
+        headers = [(b"content-type", b"application/json"), (b"x-ng-checkpoint-verify", b"replay")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps({"reward": 1 / (1 + len(said))}).encode()})
+
+    return serving.controlled(app, Letters(serving.name, serving.ports))
 
 
 class Exporting(Letters):

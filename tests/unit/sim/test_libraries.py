@@ -34,6 +34,7 @@ def play(main: Callable[[Ports], Awaitable[None]], world: World | None = None, d
     heard: list[str] = world.__dict__.setdefault("heard", [])
 
     async def answer(request: Request) -> PlainTextResponse:
+        await request.body()
         heard.append(request.url.path)
         return PlainTextResponse(request.headers.get("cookie", "none"), headers={"set-cookie": "a=b; Max-Age=60"})
 
@@ -136,6 +137,36 @@ def test_time_in_libraries_is_the_worlds() -> None:
 
     result_of(play(main, World(5, Slow()))).check()
     assert said == ["none", "a=b", "none"]
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [
+        (ExchangeFate(refuse=True), httpx.ConnectError),
+        (ExchangeFate(lose="before", hang=True), httpx.ConnectTimeout),
+        (ExchangeFate(lose="after", hang=True), httpx.ReadTimeout),
+        (ExchangeFate(lose="before"), httpx.ReadError),
+        (ExchangeFate(lose="mid_request"), httpx.WriteError),
+        (ExchangeFate(lose="mid_reply", mid_reply_chunks=0), httpx.ReadError),
+    ],
+)
+def test_what_befalls_a_message_is_what_httpx_says_of_sockets(
+    fate: ExchangeFate, said: type[httpx.TransportError]
+) -> None:
+    class Always(CalmFates):
+        def exchange(self, src: str, dst: str, method: str, path: str) -> ExchangeFate:
+            return fate
+
+    async def main(ports: Ports) -> None:
+        began = anyio.current_time()
+        async with httpx.AsyncClient(timeout=httpx.Timeout(3.0, connect=2.0)) as client:
+            with pytest.raises(httpx.TransportError) as caught:
+                await client.post("http://server:80/x", content=b"x")
+        assert caught.type is said
+        assert anyio.current_time() - began < 4, "a time-out is obeyed"
+
+    world = play(main, World(5, Always()))
+    assert [failure.detail for failure in result_of(world).errors if failure.node == "author"] == []
 
 
 def test_only_http_is_carried() -> None:
