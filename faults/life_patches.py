@@ -8,14 +8,16 @@ from typing import Any
 import anyio
 
 from faults.patches import Bug, Patches, mutated
-from gym_ckpt.controller import startup
+from gym_ckpt.controller import collect, startup
+from gym_ckpt.controller import restoring as starting
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.rollouts import Rollouts
 from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core import collection_restart, phases
 from gym_ckpt.core.collection import Collection as Rows
-from gym_ckpt.runtime import control, transfer
+from gym_ckpt.runtime import control, importing, transfer
 from gym_ckpt.runtime.control import ControlPlane
+from gym_ckpt.runtime.importing import Imports
 from gym_ckpt.storage import appendlog, manifest, records, verify
 from gym_ckpt.storage.ledger import restoring
 from gym_ckpt.types import EpisodeId
@@ -88,17 +90,17 @@ def finished_restored() -> Patches:
 
 
 def failed_import_opens() -> Patches:
-    old = "            self._apply(phases.ImportFailed(checkpoint_id))\n"
+    old = "            ended(False)\n"
     new = old + "            self._admission.open()\n"
-    return [(ControlPlane, "_import", mutated(ControlPlane._import, old, new))]
+    return [(Imports, "_import", mutated(Imports._import, old, new))]
 
 
 def resume_all_but_one() -> Patches:
     real = Coordination._resume_all
 
-    async def resume(self: Coordination, checkpoint_id: str, stays_closed: Collection[str] = ()) -> Any:
+    async def resume(self: Coordination, checkpoint_id: str, stays_closed: Collection[str] = (), **how: bool) -> Any:
         skipped = self._members[-1].name if self._members else ""
-        return await real(self, checkpoint_id, {*stays_closed, skipped})
+        return await real(self, checkpoint_id, {*stays_closed, skipped}, **how)
 
     return [(Coordination, "_resume_all", resume)]
 
@@ -147,14 +149,24 @@ def rows_read_while_written() -> Patches:
 
 
 def ended_import_counts() -> Patches:
-    return [(control, "import_scope", mutated(transfer.import_scope, "if ended():", "if False:"))]
+    return [(importing, "import_scope", mutated(transfer.import_scope, "if ended():", "if False:"))]
 
 
 def waiting_outlive_restore() -> Patches:
     old = "participant.admission.stop(target.scope)"
     new = mutated(transfer.import_scope, old, "marks.mark(scope)")
-    discard = mutated(ControlPlane._discard, "self._admission.stop(", "self._admission.book.marks.mark(")
-    return [(control, "import_scope", new), (ControlPlane, "_discard", discard)]
+    discard = mutated(Imports._discard, "self._admission.stop(", "self._admission.book.marks.mark(")
+    return [(importing, "import_scope", new), (Imports, "_discard", discard)]
+
+
+def lapsed_restore_stands() -> Patches:
+    return [(phases, "refuse_lapsed", lambda state, restore_id: None)]
+
+
+def lapsed_restore_continues() -> Patches:
+    old = "    except RestoreLapsed as error:\n"
+    new = "    except ZeroDivisionError as error:\n"
+    return [(collect, "restore", mutated(starting.restore, old, new))]
 
 
 BUGS: tuple[Bug, ...] = (
@@ -230,5 +242,17 @@ BUGS: tuple[Bug, ...] = (
         "a restore does not reach calls of survivors that wait at closed admission",
         "INV-63",
         waiting_outlive_restore,
+    ),
+    Bug(
+        "lapsed-restore-resumed",
+        "a restore that its lease has ended is resumed as if it stood",
+        "INV-60",
+        lapsed_restore_stands,
+    ),
+    Bug(
+        "lapsed-restore-continued",
+        "a controller that is told that its restore has lapsed goes on with it",
+        "INV-60",
+        lapsed_restore_continues,
     ),
 )

@@ -28,7 +28,7 @@ from gym_ckpt.participants import resources
 from gym_ckpt.participants.environment import EnvironmentParticipant
 from gym_ckpt.participants.gate import GatedCall
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.runtime import control, transfer
+from gym_ckpt.runtime import importing, transfer
 from gym_ckpt.runtime.admission import Admission
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.participant import Record
@@ -195,7 +195,7 @@ def no_lease() -> Patches:
 
 
 def retire_any_time() -> Patches:
-    return [(phases, "refuse_retire", lambda state: None)]
+    return [(phases, "refuse_retire", lambda state, episodes: None)]
 
 
 def restore_open() -> Patches:
@@ -206,12 +206,12 @@ def keep_later_attempts() -> Patches:
     old = """    participant.free([each for each in participant.live() if each.rollout_id in rollout_ids])
     marks.forget(rollout_ids)
 """
-    return [(control, "import_scope", mutated(transfer.import_scope, old, ""))]
+    return [(importing, "import_scope", mutated(transfer.import_scope, old, ""))]
 
 
 def no_marks_at_restore() -> Patches:
     old = "participant.admission.stop(target.scope)"
-    return [(control, "import_scope", mutated(transfer.import_scope, old, "pass"))]
+    return [(importing, "import_scope", mutated(transfer.import_scope, old, "pass"))]
 
 
 def no_retire_after_failed_restore() -> Patches:

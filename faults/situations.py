@@ -260,6 +260,11 @@ def _waits_at_restore(d: Drawing) -> Faults:
     return faults.Crash((*d.policies, "agent", CONTROLLER), gone, Restart("alone", 0.0)), *found
 
 
+def _lapsed(d: Drawing) -> Faults:
+    """What everybody has restored is resumed so late that leases may have ended it."""
+    return _all_lost(d), faults.DelayAtProbe("collector.restore_installed", _between(d, 2.0, 6.0))
+
+
 def _rotten(d: Drawing) -> Faults:
     """A bit flips in the records of the second checkpoint, with most rows in it, and somebody has to read them."""
     chance = d.chance
@@ -364,6 +369,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_failed_before, CAPTURED, OFTEN),
     Situation(_dies_restored, ALL, OFTEN),
     Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
+    Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_rotten, CAPTURABLE, {"every_s": None, "keep": 2}),
     Situation(_export_again, ALL, OFTEN),
     Situation(_commit_again, ALL, OFTEN),

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from gym_ckpt.adapters.system import production_ports
-    from gym_ckpt.controller.coordination import Coordination, OpenCheckpoint
+    from gym_ckpt.controller.coordination import Coordination
+    from gym_ckpt.controller.opened import OpenCheckpoint
     from gym_ckpt.core.coordination import Committed
     from gym_ckpt.core.forgotten import Ended
     from gym_ckpt.errors import GymCkptError
@@ -56,7 +57,8 @@ __all__ = [
 
 _HOME: Final = (
     ("gym_ckpt.adapters.system", ("production_ports",)),
-    ("gym_ckpt.controller.coordination", ("Coordination", "OpenCheckpoint")),
+    ("gym_ckpt.controller.coordination", ("Coordination",)),
+    ("gym_ckpt.controller.opened", ("OpenCheckpoint",)),
     ("gym_ckpt.core.coordination", ("Committed",)),
     ("gym_ckpt.core.forgotten", ("Ended",)),
     ("gym_ckpt.errors", ("GymCkptError",)),

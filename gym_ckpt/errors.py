@@ -10,6 +10,7 @@
     ├── CoordinationError         a checkpoint or restore over several participants failed
     │   ├── NotReady              prepare missed its deadline; carries the blockers
     │   ├── ParticipantFailed     one participant refused or could not be reached; carries which and the cause
+    │   ├── RestoreLapsed         a lease ended the restore before it was resumed
     │   ├── InconsistentReplies   the participants' replies contradict each other; nothing may be published
     │   └── NotCheckpointable     this gym has no participating policy model, or a server cannot be reached
     └── ProtocolError             has a wire code and a status (table below)
@@ -84,6 +85,10 @@ class ParticipantFailed(CoordinationError):
         self.error = error
 
 
+class RestoreLapsed(CoordinationError):
+    """A participant's lease ended a restore before it was resumed: its attempts (N+1) are retired everywhere."""
+
+
 class InconsistentReplies(CoordinationError):
     """Replies of a commit or restore contradict each other or the scope; nothing may be published."""
 
@@ -128,7 +133,7 @@ class InvalidRequest(ProtocolError):
 
 
 class StaleCheckpoint(ProtocolError):
-    """This checkpoint id was resumed already."""
+    """This checkpoint id was resumed already. To a resume: nothing is left of this restore, whose lease ended."""
 
     code = "stale_checkpoint"
 

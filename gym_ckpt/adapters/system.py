@@ -28,8 +28,8 @@ LISTENED: Final = (signal.SIGTERM, signal.SIGUSR1)
 LOGGER: Final = "gym_ckpt"
 NOTABLE: Final = frozenset(
     {
-        "coordination.renew_failed", "coordination.resume_failed", "coordination.undo_failed", "gate.broken",
-        "lease.expired", "restore.discarded",
+        "coordination.renew_failed", "coordination.restore_lapsed", "coordination.resume_failed",
+        "coordination.undo_failed", "gate.broken", "lease.expired", "restore.discarded",
     }
 )  # fmt: skip
 """Events that an operator asks about afterwards."""

@@ -17,6 +17,7 @@ from gym_ckpt.errors import (
     DeadlineExceeded,
     GymCkptError,
     ParticipantFailed,
+    StaleCheckpoint,
     TransportError,
     Unavailable,
 )
@@ -133,6 +134,11 @@ class ControlCalls:
                 raise ParticipantFailed(server, operation, failure)
             await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
             pause = min(pause * 2, CONTROL_RETRY_MAX_S)
+
+
+def is_stale(error: GymCkptError) -> bool:
+    """A participant says that nothing is left there of what it was asked about."""
+    return isinstance(error, ParticipantFailed) and isinstance(error.error, StaleCheckpoint)
 
 
 class Waiting:

@@ -12,11 +12,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from gym_ckpt.controller.calls import ControlCalls, Times, WayOut, each, to_what
+from gym_ckpt.controller.calls import ControlCalls, Times, WayOut, each, is_stale, to_what
+from gym_ckpt.controller.opened import OpenCheckpoint
 from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Committed, Member, Stages
 from gym_ckpt.core.forgotten import Ended
-from gym_ckpt.errors import CoordinationError, InvalidPhase, NotCheckpointable, NotReady, ParticipantFailed
+from gym_ckpt.errors import CoordinationError, NotCheckpointable, ParticipantFailed, RestoreLapsed
 from gym_ckpt.limits import DISCOVERY_BUDGET_S, RESUME_BUDGET_S, RETIRE_BUDGET_S, WAITING_SAID_AFTER_S
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.asgi import of_run
@@ -56,6 +57,8 @@ class Coordination:
         self._ports = ports
         self._members: tuple[Member, ...] = ()
         self._way_out = WayOut()
+        self._restored: tuple[str, frozenset[EpisodeId]] = ("", frozenset())
+        """The last restore that stood, and the attempts that it installed: until it is resumed it may lapse."""
         self.saved: Mapping[str, int] = {}
         """Work that the last restore saved, as far as its participants know: `model_calls`, `tokens`."""
 
@@ -125,7 +128,7 @@ class Coordination:
         self._calls.waiting.cut_off.clear()
         until = anyio.current_time() + budget_s
         await self.discover()
-        opened = OpenCheckpoint(self, checkpoint_id, until)
+        opened = OpenCheckpoint(self.commit, checkpoint_id, until)
         ready_by = until if prepare_s is None else min(until, anyio.current_time() + prepare_s)
         async with Tasks() as renewing:
             try:
@@ -170,6 +173,7 @@ class Coordination:
             answered = list(zip(self._members, replies, strict=True))
             installed = rules.installed(wanted, answered)
             self.saved = rules.saved(answered)
+            self._restored = (restore_id, installed)
             done = True
             return installed
         finally:
@@ -181,9 +185,18 @@ class Coordination:
         """End a checkpoint or a restore everywhere.
 
         Raises:
+            RestoreLapsed: a participant's lease had ended this restore before: its attempts have been retired
+                everywhere, as after a restore that failed.
             ParticipantFailed: the first that could not be resumed in time; the others were, and its lease will end it.
         """
         failures = await self._resume_all(checkpoint_id)
+        restored, installed = self._restored
+        for failure in failures if restored == checkpoint_id else ():
+            if is_stale(failure):
+                self._ports.tracer.emit("coordination.restore_lapsed", restore_id=checkpoint_id, why=str(failure))
+                with anyio.CancelScope(shield=True):
+                    await self._undo_restore(checkpoint_id, sorted(installed))
+                raise RestoreLapsed(f"{failure}: nothing of it is continued")
         if failures:
             raise failures[0]
 
@@ -230,14 +243,8 @@ class Coordination:
             replies = await each(
                 stage, lambda member: self._calls.call(member, "prepare", request, PrepareReply, ready_by)
             )
-            if not all(reply.report.ready for reply in replies):
-                blockers, count = rules.merged(reply.report for reply in replies)
-                names = ", ".join(member.name for member in stage)
-                raise NotReady(
-                    f"{names} not ready in time, blocked by {count} episode(s): {', '.join(blockers[:5]) or 'unknown'}",
-                    blockers=blockers,
-                    blocker_count=count,
-                )
+            if (not_ready := rules.not_ready(stage, [reply.report for reply in replies])) is not None:
+                raise not_ready
             restarts |= {EpisodeId.from_key(key) for reply in replies for key in reply.report.restarts}
             await self._ports.probe("coordination.stage_prepared")
         environments = [member for member in self._members if member.kind is Kind.ENVIRONMENT]
@@ -284,22 +291,34 @@ class Coordination:
             await each(self._members, one)
 
     async def _undo_restore(self, restore_id: str, installed: Sequence[EpisodeId]) -> None:
-        """Retire N+1 everywhere, then resume: admission stays closed until the failed restore's state is gone."""
-        stays_closed: set[str] = set()
-        failures = await self._way_out.take(lambda budget_s: self._retire_all(installed, budget_s), RETIRE_BUDGET_S)
+        """Retire N+1 everywhere, then resume: no server opens that holds N+1 or would serve it (INV-60).
+
+        Whoever has retired N+1 refuses it from then on, whatever becomes of the others. Whoever cannot be asked stays
+        closed: its lease discards and retires N+1 before it opens, and one that starts anew holds nothing. Once its id
+        is resumed no copy of the restore begins any more; a last retire finds what one may have done just before.
+        """
+        unheard: set[str] = set()
+
+        async def retire(budget_s: float) -> list[tuple[Member, CoordinationError]]:
+            return await self._retire_all(installed, budget_s, unheard)
+
+        failures = await self._way_out.take(retire, RETIRE_BUDGET_S)
         if failures is None:
             return  # nobody knows who holds N+1 still: every lease does it
         for member, error in failures:
             self._ports.tracer.emit("coordination.undo_failed", server=member.name, why=str(error))
-            if not (isinstance(error, ParticipantFailed) and isinstance(error.error, InvalidPhase)):
-                # It may hold N+1 still. Only its lease discards and retires that; a resume would let it be served.
-                stays_closed.add(member.name)
-        await self._resume_all(restore_id, stays_closed)
+            unheard.add(member.name)
+        failed = await self._resume_all(restore_id, unheard, undoing=True)
+        unheard.update(each.server for each in failed if isinstance(each, ParticipantFailed) and not is_stale(each))
+        await self._way_out.take(retire, RETIRE_BUDGET_S)
 
-    async def _resume_all(self, checkpoint_id: str, stays_closed: Collection[str] = ()) -> list[CoordinationError]:
+    async def _resume_all(
+        self, checkpoint_id: str, stays_closed: Collection[str] = (), *, undoing: bool = False
+    ) -> list[CoordinationError]:
         """Resume stage by stage, but for the servers named, going on past who fails; what failed.
 
-        Whoever did not answer when last asked keeps nobody else waiting once the controller hurries.
+        Whoever did not answer when last asked keeps nobody else waiting once the controller hurries. A restore that has
+        lapsed somewhere opens no further stage, unless it is being undone.
         """
         resumed = [member for member in self._members if member.name not in stays_closed]
         left = {member.name for member in resumed}
@@ -308,7 +327,7 @@ class Coordination:
             silent = self._calls.waiting.silent() if self._way_out.hurried else {}
             apart = [[member for member in resumed if (member.name in silent) is mute] for mute in (False, True)]
             groups = [group for group in apart if group]
-            found = await each(groups, lambda group: self._resume_stages(checkpoint_id, group, budget_s, left))
+            found = await each(groups, lambda group: self._resume_stages(checkpoint_id, group, budget_s, left, undoing))
             return [error for errors in found for error in errors]
 
         failures = await self._way_out.take(everybody, RESUME_BUDGET_S)
@@ -318,28 +337,35 @@ class Coordination:
         return failures or []
 
     async def _resume_stages(
-        self, checkpoint_id: str, resumed: Sequence[Member], budget_s: float, left: set[str]
+        self, checkpoint_id: str, resumed: Sequence[Member], budget_s: float, left: set[str], undoing: bool
     ) -> list[CoordinationError]:
         def request(times: Times) -> ResumeRequest:
             return ResumeRequest(checkpoint_id=checkpoint_id, deadline_ts=times[0], budget_s=times[1])
 
         async def one(member: Member) -> CoordinationError | None:
+            failed: CoordinationError | None = None
             try:
                 until = anyio.current_time() + budget_s
                 await self._calls.call(member, "resume", request, ResumeReply, until)
             except CoordinationError as error:
-                self._ports.tracer.emit("coordination.resume_failed", server=member.name, why=str(error))
-                return error
+                if not is_stale(error):
+                    self._ports.tracer.emit("coordination.resume_failed", server=member.name, why=str(error))
+                    return error
+                failed = error  # it is idle, and open
             left.discard(member.name)
-            return None
+            return failed
 
         failures: list[CoordinationError] = []
         for stage in rules.stages(rules.RESUME, resumed):
             failures += [error for error in await each(stage, one) if error is not None]
+            if not undoing and any(map(is_stale, failures)):
+                break
         return failures
 
-    async def _retire_all(self, wanted: Sequence[EpisodeId], budget_s: float) -> list[tuple[Member, CoordinationError]]:
-        """Retire stage by stage, going on past who fails; who failed, and how."""
+    async def _retire_all(
+        self, wanted: Sequence[EpisodeId], budget_s: float, unheard: Collection[str] = ()
+    ) -> list[tuple[Member, CoordinationError]]:
+        """Retire stage by stage, but for servers that are not heard, going on past who fails; who failed, and how."""
 
         def request(times: Times) -> RetireRequest:
             return RetireRequest(episode_ids=refs(wanted), deadline_ts=times[0], budget_s=times[1])
@@ -347,10 +373,10 @@ class Coordination:
         async def one(member: Member, until: float) -> None:
             await self._calls.call(member, "retire", request, RetireReply, until)
 
-        return await self._in_stages(rules.RETIRE, one, budget_s) if wanted else []
+        return await self._in_stages(rules.RETIRE, one, budget_s, unheard) if wanted else []
 
     async def _in_stages(
-        self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float
+        self, order: Stages, one: Callable[[Member, float], Awaitable[None]], budget_s: float, but: Collection[str] = ()
     ) -> list[tuple[Member, CoordinationError]]:
         if not self._members:
             await self.discover()
@@ -363,35 +389,6 @@ class Coordination:
             except CoordinationError as error:
                 failures.append((member, error))
 
-        for stage in rules.stages(order, self._members):
+        for stage in rules.stages(order, [member for member in self._members if member.name not in but]):
             await each(stage, guarded)
         return failures
-
-
-class OpenCheckpoint:
-    """A checkpoint that every participant has prepared.
-
-    `restarts`: episodes that some participant cannot capture. `live`: episodes that some environment runs or holds; a
-    `/run` of any other has its reply on the wire. `until`: the deadline, on the monotonic clock.
-    """
-
-    def __init__(self, coordination: Coordination, checkpoint_id: str, until: float) -> None:
-        self._coordination = coordination
-        self.checkpoint_id = checkpoint_id
-        self.until = until
-        self.restarts: frozenset[EpisodeId] = frozenset()
-        self.live: frozenset[EpisodeId] = frozenset()
-        self.stays_closed = False
-
-    async def commit(self, checkpoint_dir: str, scope: Iterable[EpisodeId], *, stop: bool = False) -> Committed:
-        """Make the scope durable on every participant and check their replies. `stop`: nobody will resume.
-
-        Raises:
-            InconsistentReplies: the replies contradict each other or the scope; publish nothing.
-            ParticipantFailed: a participant failed, or its reply did not come in time.
-        """
-        return await self._coordination.commit(self, checkpoint_dir, scope, stop)
-
-    def leave_closed(self) -> None:
-        """Do not resume on the way out: the controller stops (INV-92)."""
-        self.stays_closed = True

@@ -1,9 +1,9 @@
 """Putting a checkpoint's rows back on the servers, before anything is dispatched (INV-94).
 
 All or nothing (INV-60): after a failure the attempts that the rows would have had are retired everywhere, and the rows
-start from input one attempt later. But where a server refuses the state of a whole checkpoint, the run is refused, for
-nobody asked to give that work up. A restored attempt is in the dispatch log before the servers are opened. It must
-not know how a checkpoint was chosen.
+start from input one attempt later. So they do where a server's lease ended the restore before it was resumed. But where
+a server refuses the state of a whole checkpoint, the run is refused, for nobody asked to give that work up. A restored
+attempt is in the dispatch log before the servers are opened. It must not know how a checkpoint was chosen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import anyio
 from gym_ckpt.controller.outcome import saved_words
 from gym_ckpt.controller.published import Source
 from gym_ckpt.controller.shared import Coordination, Shared
-from gym_ckpt.errors import AlreadyServing, GymCkptError, InvalidCheckpointState, ParticipantFailed
+from gym_ckpt.errors import AlreadyServing, GymCkptError, InvalidCheckpointState, ParticipantFailed, RestoreLapsed
 from gym_ckpt.limits import COLLECT_RETRY_FIRST_S
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId, keys
@@ -49,8 +49,7 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
     if missing:
         _start_over(shared, sorted(missing))
         shared.progress.message(f"not in the checkpoint after all, so from input again: {counted(len(missing), 'row')}")
-    shared.continued = len(installed)
-    shared.saved = dict(coordination.saved)
+    saved = dict(coordination.saved)
     restore_s = round(anyio.current_time() - began, 6)
     ports.tracer.emit(
         "collector.restored",
@@ -58,12 +57,18 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
         restore_id=restore_id,
         installed=keys(installed),
         restore_s=restore_s,
-        saved=shared.saved,
+        saved=saved,
     )
     try:
         await coordination.resume(restore_id)
+    except RestoreLapsed as error:
+        _start_over(shared, sorted(installed))
+        again = f"{counted(len(installed), 'row')} of it from input again"
+        shared.progress.message(f"the restored state was gone before it could be used ({error}): {again}")
+        return
     except GymCkptError as error:
         shared.progress.message(f"not every server could be opened after the restore, its lease will: {error}")
+    shared.continued, shared.saved = len(installed), saved
     saves = f", which saves {saved_words(shared.saved)}" if shared.saved else ""
     text = f"{counted(len(installed), 'row')} restored from checkpoint {source.checkpoint_id}{saves}"
     shared.progress.message(text, event="collector.restored")

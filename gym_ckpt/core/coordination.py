@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gym_ckpt.core.phases import Phase
-from gym_ckpt.errors import InconsistentReplies
+from gym_ckpt.errors import InconsistentReplies, NotReady
 from gym_ckpt.types import EpisodeId, Kind, keys
 from gym_ckpt.wire.messages import CommitReply, Report, RestoreReply
 
@@ -56,6 +56,19 @@ def stages(order: Stages, members: Iterable[Member]) -> list[list[Member]]:
     listed = list(members)
     by_stage = [[member for member in listed if member.kind in kinds] for kinds in order]
     return [stage for stage in by_stage if stage]
+
+
+def not_ready(stage: Sequence[Member], reports: Sequence[Report]) -> NotReady | None:
+    """What a prepare of this stage fails with, unless every member is ready."""
+    if all(report.ready for report in reports):
+        return None
+    blockers, count = merged(reports)
+    names = ", ".join(member.name for member in stage)
+    return NotReady(
+        f"{names} not ready in time, blocked by {count} episode(s): {', '.join(blockers[:5]) or 'unknown'}",
+        blockers=blockers,
+        blocker_count=count,
+    )
 
 
 def merged(reports: Iterable[Report]) -> tuple[tuple[str, ...], int]:

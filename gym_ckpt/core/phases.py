@@ -3,16 +3,20 @@
     idle ──prepare──▶ preparing ──ready──▶ prepared ──commit, written──▶ committed
     idle ──restore──▶ restoring ──installed──▶ restored
     preparing | prepared | committed | restored ──resume──▶ idle
+    restored ──retire of all that it installs──▶ restoring, what was installed is discarded and retired
     restoring | restored ──lease expiry, restoring ──resume──▶ idle, what was installed is discarded and retired
     preparing | prepared | committed ──lease expiry──▶ idle
 
-`restoring` covers an import that runs and one that failed: admission stays closed until the controller, or the lease,
-ends it. `step` takes a state and an event and gives the next state and the actions, or raises the typed refusal and
-changes nothing. Time arrives as data. Keeps INV-45, 49, 50, 53, 61, 66; of INV-30 the part that phases decide.
+`restoring` covers an import that runs, that failed or was given up: admission stays closed until the controller, or the
+lease, ends it. A retire of all that a restore installs gives it up, whether it has ended or not: whatever copies of its
+calls still come, only its end is left. Who resumes a restore that its lease or a retire has ended first is told that
+it is gone. `step` takes a state and an event and gives the next state and the actions, or raises the typed refusal and
+changes nothing. Time arrives as data. Keeps INV-45, 49, 50, 53, 61, 66; of INV-30 and 60 the part that phases decide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -66,10 +70,14 @@ class State:
     export_failed: str | None = None
     """Why this checkpoint can never be committed."""
     import_failed: bool = False
+    given_up: bool = False
+    """What this restore installs has been retired."""
     lease_until: float | None = None
     """On the monotonic clock, seconds."""
     resumed: tuple[str, ...] = ()
     """Oldest first."""
+    lapsed: tuple[str, ...] = ()
+    """Restores among them whose end was not the resume: what they had installed was gone by then. Oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,13 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Retire:
+    """These attempts, and earlier ones of the same rollouts."""
+
+    episodes: tuple[EpisodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseCheck:
     now: float
 
@@ -155,6 +170,7 @@ Event = (
     | Installed
     | ImportFailed
     | Resume
+    | Retire
     | LeaseCheck
 )
 
@@ -197,12 +213,14 @@ def step(state: State, event: Event) -> Step:
             return replace(state, export_failed=event.reason), ()
         case Restore():
             return _restore(state, event)
-        case Installed() if _is(state, event.checkpoint_id, Phase.RESTORING):
+        case Installed() if _is(state, event.checkpoint_id, Phase.RESTORING) and not state.given_up:
             return replace(state, phase=Phase.RESTORED), ()
         case ImportFailed() if _is(state, event.checkpoint_id, Phase.RESTORING):
             return replace(state, import_failed=True), ()
         case Resume():
             return _resume(state, event)
+        case Retire():
+            return _retire(state, event)
         case LeaseCheck():
             return _lease_check(state, event)
         case _:  # the outcome of work that a resume or the lease has overtaken
@@ -210,23 +228,25 @@ def step(state: State, event: Event) -> Step:
 
 
 def refuse_stale(state: State, checkpoint_id: str) -> None:
-    """The id's fence, which every operation but a resume asks before anything else: whoever comes late learns that, and
-    not what a late call would run into.
-
-    Raises:
-        StaleCheckpoint: this checkpoint was resumed.
-    """
+    """Raises `StaleCheckpoint` when this checkpoint was resumed: asked before anything else, by all but a resume."""
     if checkpoint_id in state.resumed:
         raise StaleCheckpoint(f"checkpoint {checkpoint_id} was resumed here; take another one")
 
 
-def refuse_retire(state: State) -> ProtocolError | None:
-    """Why attempts cannot be retired now, if they cannot (INV-30).
+def refuse_lapsed(state: State, restore_id: str) -> None:
+    """Raises `StaleCheckpoint` to a resume when nothing of this restore is left: nobody may go on with it."""
+    if restore_id in state.lapsed:
+        raise StaleCheckpoint(f"nothing of {restore_id} is left: its lease has ended, or its attempts were retired")
 
-    A restore is no checkpoint being taken: coordination retires what a failed restore installed while admission is
-    still closed, so it is allowed once the import has ended.
+
+def refuse_retire(state: State, episodes: Iterable[EpisodeId]) -> ProtocolError | None:
+    """Why these attempts cannot be retired now, if they cannot (INV-30).
+
+    A restore is no checkpoint being taken: coordination retires what a failed restore installs while admission is still
+    closed. Anything less than all of that waits until the import has ended.
     """
-    if state.phase in TAKING or (state.phase is Phase.RESTORING and not state.import_failed):
+    importing = state.phase is Phase.RESTORING and not (state.import_failed or state.given_up)
+    if state.phase in TAKING or (importing and not _gives_up(state, episodes)):
         return InvalidPhase(f"checkpoint {state.checkpoint_id} is {state.phase}; retire after it was resumed")
     return None
 
@@ -243,7 +263,7 @@ def _is(state: State, checkpoint_id: str, phase: Phase) -> bool:
 
 
 def _idle(state: State) -> State:
-    return State(resumed=state.resumed)
+    return State(resumed=state.resumed, lapsed=state.lapsed)
 
 
 def _leased(state: State, until: float) -> State:
@@ -267,7 +287,7 @@ def _prepare(state: State, event: Prepare) -> Step:
     refuse_stale(state, event.checkpoint_id)
     _refuse_other(state, event.checkpoint_id)
     if state.phase is Phase.IDLE:
-        opened = State(Phase.PREPARING, event.checkpoint_id, resumed=state.resumed)
+        opened = replace(_idle(state), phase=Phase.PREPARING, checkpoint_id=event.checkpoint_id)
         return _leased(opened, event.lease_until), (Action.CLOSE, Action.SETTLE)
     if state.phase in IMPORTING:
         raise InvalidPhase(f"{event.checkpoint_id} is a restore; resume it before a checkpoint is prepared")
@@ -304,10 +324,12 @@ def _restore(state: State, event: Restore) -> Step:
     if state.phase is Phase.IDLE:
         if event.served:
             raise AlreadyServing("this server has served since it started; restart it, then restore")
-        opened = State(Phase.RESTORING, event.checkpoint_id, event.target, resumed=state.resumed)
+        opened = replace(_idle(state), phase=Phase.RESTORING, checkpoint_id=event.checkpoint_id, target=event.target)
         return _leased(opened, event.lease_until), (Action.CLOSE, Action.IMPORT)
     if state.phase not in IMPORTING:
         raise InvalidPhase(f"restore {event.checkpoint_id}: it is a checkpoint that is {state.phase}")
+    if state.given_up:
+        raise StaleCheckpoint(f"what restore {event.checkpoint_id} installs was retired here; resume it")
     _same_target(state, event.target, "restore")
     leased = _leased(state, event.lease_until)
     if state.import_failed:
@@ -316,11 +338,32 @@ def _restore(state: State, event: Restore) -> Step:
 
 
 def _resume(state: State, event: Resume) -> Step:
+    if event.checkpoint_id in state.lapsed:
+        return state, ()
     remembered = _remember(state, event.checkpoint_id)
     if state.phase is Phase.IDLE:
         return remembered, ()
     _refuse_other(state, event.checkpoint_id)
+    if state.given_up:
+        remembered = _lapse(remembered, event.checkpoint_id)
     return _idle(remembered), _ending(state, keep_restored=True)
+
+
+def _retire(state: State, event: Retire) -> Step:
+    if (refusal := refuse_retire(state, event.episodes)) is not None:
+        raise refusal
+    if state.phase in IMPORTING and not state.given_up and _gives_up(state, event.episodes):
+        return replace(state, phase=Phase.RESTORING, given_up=True), (Action.DISCARD,)
+    return state, ()
+
+
+def _gives_up(state: State, episodes: Iterable[EpisodeId]) -> bool:
+    """Whether a retire of these attempts leaves nothing of what is restored."""
+    highest: dict[str, int] = {}
+    for each in episodes:
+        highest[each.rollout_id] = max(each.attempt, highest.get(each.rollout_id, 0))
+    installs = () if state.target is None else state.target.installs
+    return bool(installs) and all(each.attempt <= highest.get(each.rollout_id, -1) for each in installs)
 
 
 def _remember(state: State, checkpoint_id: str) -> State:
@@ -329,10 +372,16 @@ def _remember(state: State, checkpoint_id: str) -> State:
     return replace(state, resumed=(*state.resumed, checkpoint_id)[-RESUMED_IDS_KEPT:])
 
 
+def _lapse(state: State, restore_id: str) -> State:
+    return replace(state, lapsed=(*state.lapsed, restore_id)[-RESUMED_IDS_KEPT:])
+
+
 def _lease_check(state: State, event: LeaseCheck) -> Step:
     if state.lease_until is None or state.checkpoint_id is None or event.now < state.lease_until:
         return state, ()
     ended = _idle(_remember(state, state.checkpoint_id))
+    if state.phase in IMPORTING:
+        ended = _lapse(ended, state.checkpoint_id)
     return ended, (Action.EXPIRED, *_ending(state, keep_restored=False))
 
 

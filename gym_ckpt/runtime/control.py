@@ -7,7 +7,7 @@ clock: a wall clock that jumps cannot lengthen it (INV-53).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -19,10 +19,11 @@ from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.core.phases import Action, Phase, Target
 from gym_ckpt.errors import DeadlineExceeded, ExportFailed, InvalidPhase, ProtocolError, Unavailable
 from gym_ckpt.limits import BUDGET_MAX_S
+from gym_ckpt.runtime.importing import Imports
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
 from gym_ckpt.runtime.serialized import Serialized, refuse_late, within
-from gym_ckpt.runtime.transfer import export_scope, import_scope, not_restored
+from gym_ckpt.runtime.transfer import export_scope
 from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire.messages import (
@@ -66,10 +67,7 @@ class ControlPlane:
         self._settled: Outcome[None] = Outcome()
         self._settling = anyio.CancelScope()
         self._committed: Outcome[CommitReply] = Outcome()
-        self._restored: Outcome[RestoreReply] = Outcome()
-        self._importing = anyio.CancelScope()
-        self._import_serial = anyio.Lock()
-        self._installing: tuple[EpisodeId, ...] = ()
+        self._imports = Imports(participant, tasks)
 
     @property
     def phase(self) -> Phase:
@@ -141,12 +139,18 @@ class ControlPlane:
         await self._locked(
             until, lambda: phases.Restore(request.checkpoint_id, target, self._admission.book.served, lease)
         )
-        return await self._restored.get(until - anyio.current_time(), "restore")
+        return await self._imports.result.get(until - anyio.current_time(), "restore")
 
     async def resume(self, request: ResumeRequest) -> ResumeReply:
-        """End this checkpoint or restore, in whatever phase it is; repeated, it stays ended."""
+        """End this checkpoint or restore, in whatever phase it is; repeated, it stays ended.
+
+        Raises:
+            StaleCheckpoint: it is a restore of which nothing is left, and has ended.
+        """
         until = anyio.current_time() + self._budget(request)
+        phases.refuse_lapsed(self._state, request.checkpoint_id)
         await self._locked(until, lambda: phases.Resume(request.checkpoint_id))
+        phases.refuse_lapsed(self._state, request.checkpoint_id)
         if self._abort.publishing and not self._committed.done:
             # The manifest may be appearing right now: say "resumed" only once nothing is written any more (INV-50).
             await self._committed.wait(until - anyio.current_time(), "the end of a write")
@@ -157,17 +161,16 @@ class ControlPlane:
         """Mark, stop, wait until the work has left, free (INV-31 … INV-34)."""
         episodes = scope_of(request.episode_ids)
         until = anyio.current_time() + self._budget(request)
-        refusal = phases.refuse_retire(self._state)
-        if refusal is not None:
-            raise refusal
+        self._apply(phases.Retire(episodes))
         # The mark stands before anything that the deadline limits, the lock included.
         self._admission.stop(episodes)
         self._ports.tracer.emit("retire.marked", episodes=keys(episodes))
         await self._ports.probe("retire.marked")
         async with self._serialized(until, "retire"):
-            refusal = phases.refuse_retire(self._state)
-            if refusal is not None:
-                raise refusal
+            self._apply(phases.Retire(episodes))  # a checkpoint may have opened meanwhile
+            if self._state.given_up:
+                await self._imports.result.wait(until - anyio.current_time(), "the end of an import")
+                self._admission.stop(episodes)  # an import forgets what was refused before it
             with anyio.move_on_at(until):
                 await self._admission.until(lambda: not self._admission.book.remaining(episodes))
             if self._admission.book.remaining(episodes):
@@ -283,7 +286,7 @@ class ControlPlane:
             self._ports.tracer.emit(
                 "restore.ended",
                 restore_id=opened,
-                targets=lambda: keys(self._installing),
+                targets=lambda: keys(self._imports.installs),
                 live=self._live,
                 marks=self._admission.book.marks.highest,
             )
@@ -307,13 +310,10 @@ class ControlPlane:
             case Action.STOP_WRITING:
                 self._abort.abort()
             case Action.IMPORT:
-                self._restored, self._importing = Outcome(), anyio.CancelScope()
-                self._installing = self._target().installs
-                self._tasks.start_soon(self._import, self._opened(), self._target(), self._restored, self._importing)
+                restore_id = self._opened()
+                self._imports.begin(restore_id, self._target(), lambda well: self._imported(restore_id, well))
             case Action.DISCARD:
-                self._importing.cancel()
-                self._discard(self._installing)
-                self._tasks.start_soon(self._release_discarded, self._installing)
+                self._imports.give_up()
             case Action.EXPIRED:
                 self._ports.tracer.emit("lease.expired", instance=self._participant.instance)
 
@@ -337,6 +337,9 @@ class ControlPlane:
             outcome.succeed(None)
             self._admission.notify()
 
+    def _imported(self, restore_id: str, well: bool) -> None:
+        self._apply(phases.Installed(restore_id) if well else phases.ImportFailed(restore_id))
+
     async def _export(
         self, checkpoint_id: str, target: Target, outcome: Outcome[CommitReply], abort: AbortFlag
     ) -> None:
@@ -352,44 +355,3 @@ class ControlPlane:
             return
         self._apply(phases.CommitWritten(checkpoint_id))
         outcome.succeed(reply)
-
-    async def _import(
-        self, checkpoint_id: str, target: Target, outcome: Outcome[RestoreReply], scope: anyio.CancelScope
-    ) -> None:
-        reply: RestoreReply | None = None
-        # One after the other: an import that was ended must have cleaned up before the next one installs.
-        async with self._import_serial:
-            try:
-                with scope:
-                    reply = await import_scope(self._participant, checkpoint_id, target, lambda: scope.cancel_called)
-                if reply is None:
-                    raise InvalidPhase("the restore was ended before it was done")
-            except Exception as error:  # as for an export
-                if self._participant.broken(error):
-                    raise
-                self._discard(target.installs)
-                await self._release(target.installs)
-                self._apply(phases.ImportFailed(checkpoint_id))
-                outcome.fail(not_restored(self._participant, error))
-                return
-        self._apply(phases.Installed(checkpoint_id))
-        outcome.succeed(reply)
-
-    def _discard(self, installed: Sequence[EpisodeId]) -> None:
-        """All or nothing (INV-60): no state of the attempts that a restore was for, and no late call of them."""
-        self._participant.free(installed)
-        self._admission.stop(installed)
-        self._ports.tracer.emit("restore.discarded", episodes=keys(installed))
-
-    async def _release_discarded(self, installed: Sequence[EpisodeId]) -> None:
-        async with self._import_serial:  # before the next import, which may install the same attempts again
-            await self._release(installed)
-
-    async def _release(self, installed: Sequence[EpisodeId]) -> None:
-        try:
-            await self._participant.release(installed)
-        except Exception as error:  # as for an export
-            if self._participant.broken(error):
-                raise
-            # They are refused, and whoever restored them retires them: that does it again, until it is done.
-            self._ports.tracer.emit("restore.release_failed", why=str(error))

@@ -36,7 +36,7 @@ from sim.oracle.patience import Stopping, Unreached
 from sim.oracle.ready import Final, Readiness, Unchanged
 from sim.oracle.refused import Refusals
 from sim.oracle.rest import Rest
-from sim.oracle.restore import AllOrNothing, Installing
+from sim.oracle.restore import AllOrNothing, Installing, Lapsed
 from sim.oracle.retire import Forgetting, Retired, Retiring
 from sim.oracle.rows import Effects, judge_rows
 from sim.reference import Reference, output_of
@@ -80,6 +80,7 @@ class Oracle:
             Retired(findings),
             Installing(findings, archive),
             AllOrNothing(findings, known, archive),
+            Lapsed(findings, known),
             Scope(findings, archive),
             Delivered(findings, archive),
             Dispatching(findings, CONTROLLER),

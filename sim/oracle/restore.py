@@ -82,3 +82,52 @@ class AllOrNothing(Check):
         targets = episodes(row.fields["targets"])
         self.look(60, nothing_of(targets, episodes(row.fields["live"])), row.node)
         self.look(60, marked(row.fields["marks"], targets), row.node)
+
+
+class Lapsed(Check):
+    """INV-60: whoever resumes a restore of which nothing is left is told so, and sends none of its attempts."""
+
+    def __init__(self, findings: Findings, known: Known) -> None:
+        super().__init__(findings)
+        self._known = known
+        self._gone: set[tuple[str, str]] = set()
+        """Server, in its present life, and restore: its lease has ended it, or a retire has given it up."""
+        self._installed: dict[str, set[str]] = {}
+        self._told: dict[str, str] = {}
+        """Attempts of restores that the controller knows to be gone, and which."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "node.started": self._new_life,
+            "phase": self._phase,
+            "resume.done": self._resumed,
+            "collector.restored": self._restored,
+            "coordination.restore_lapsed": self._lapsed,
+            "collector.dispatch": self._sent,
+        }
+
+    def _new_life(self, row: Row) -> None:
+        self._gone = {gone for gone in self._gone if gone[0] != row.node}
+
+    def _phase(self, row: Row) -> None:
+        restore_id = self._known.server(row.node).opened
+        if row.fields["was"] in ("restoring", "restored") and row.fields["why"] in ("LeaseCheck", "Retire"):
+            assert restore_id is not None, "what is restored was opened"
+            self._gone.add((row.node, restore_id))
+
+    def _resumed(self, row: Row) -> None:
+        restore_id = row.fields["checkpoint_id"]
+        gone = (row.node, restore_id) in self._gone
+        self.look(60, f"{restore_id} is resumed as if it stood, and nothing of it is left" if gone else None, row.node)
+
+    def _restored(self, row: Row) -> None:
+        self._installed[row.fields["restore_id"]] = set(row.fields["installed"])
+
+    def _lapsed(self, row: Row) -> None:
+        restore_id = row.fields["restore_id"]
+        self._told.update(dict.fromkeys(self._installed.get(restore_id, ()), restore_id))
+
+    def _sent(self, row: Row) -> None:
+        sent = row.fields["episode"]
+        gone = self._told.get(sent)
+        self.look(60, f"{sent} is sent, and {gone} has lapsed" if gone else None, row.node)

@@ -3,7 +3,7 @@
 Environment, model and agent run `phases.step`; the controller goes by `coordination`'s stages and rules. Two episodes
 make a model call each; the answer is on its way between the model's row and the agent's having seen it. A checkpoint
 may be cut at any moment, and one fault strikes: a reply is lost, a lease ends, a write or an import fails, a server or
-the controller dies.
+the controller dies; or the job dies, and a lease ends in the restore that follows.
 
 Must not know what must hold: see `test_gym`.
 """
@@ -25,9 +25,12 @@ KINDS = (Kind.ENVIRONMENT, Kind.MODEL, Kind.AGENT)
 MEMBERS = tuple(Member(str(kind), "", kind) for kind in KINDS)
 NUMBER = {member.name: at for at, member in enumerate(MEMBERS)}
 ROLLOUTS = ("r", "s")
-CHECKPOINTS, FAULTS = 2, 1
-KINDS_OF_FAULT = ("reply", "lease", "write", "server", "controller", "job")
+CHECKPOINTS = 2
+KINDS_OF_FAULT = {"reply": 1, "lease": 1, "write": 1, "server": 1, "controller": 1, "job": 1, "lapse": 2}
+"""And how many faults there are of it."""
 LEASE = 10.0
+ENDING = (Action.STOP_WRITING, Action.DISCARD, Action.OPEN)
+"""What ends the work of a server."""
 MANIFEST = ManifestInfo(
     schema_version=1, kind="", instance="", checkpoint_id="", records_file="", records_sha256="", record_count=0
 )
@@ -130,13 +133,13 @@ def start() -> Gym:
 
 
 def moves(gym: Gym, kind: str) -> Iterator[tuple[str, Gym]]:
-    """With at most one fault, of this kind."""
+    """With faults of this kind, as many as there may be."""
     yield from _traffic(gym)
     for at in range(len(MEMBERS)):
         yield from _work(gym, at)
         yield from _lease(gym, at)
     yield from _controller(gym)
-    if gym.faults < FAULTS and gym.doing != "over":
+    if gym.faults < KINDS_OF_FAULT[kind] and gym.doing != "over":
         yield from _faults(replace(gym, faults=gym.faults + 1), kind)
 
 
@@ -199,7 +202,7 @@ def told(gym: Gym, at: int, event: Event, work: str) -> Gym:
     state, actions = step(server.state, event)
     begun = {Action.SETTLE: "settle", Action.EXPORT: "export", Action.IMPORT: "import"}
     for action in actions:
-        work = begun.get(action, "" if action in (Action.STOP_WRITING, Action.OPEN) else work)
+        work = begun.get(action, "" if action in ENDING else work)
     live = () if Action.DISCARD in actions else server.live
     return gym.with_server(at, replace(server, state=state, work=work, live=live))
 
@@ -299,6 +302,11 @@ def _restored_scope(gym: Gym) -> tuple[EpisodeId, ...]:
     return () if snapshot is None else snapshot.scope
 
 
+def installs(gym: Gym) -> tuple[EpisodeId, ...]:
+    """The attempts that a restore of what the pointer names is for."""
+    return tuple(each.next() for each in _restored_scope(gym))
+
+
 def _given_up(gym: Gym) -> Gym:
     doing = "undo" if gym.doing == "restore" else "resume"
     return replace(gym, doing=doing, stage=0, called=frozenset())
@@ -306,16 +314,22 @@ def _given_up(gym: Gym) -> Gym:
 
 def _undo(gym: Gym) -> Iterator[tuple[str, Gym]]:
     """A failed restore is retired everywhere while admission is still closed; then it begins from the input."""
-    servers = tuple(
-        server if phases.refuse_retire(server.state) else replace(server, live=(), calls=(0, 0))
-        for server in gym.servers
-    )
-    yield "what was installed is retired", replace(gym, servers=servers, doing="resume", lost=True)
+    after = gym
+    for at in range(len(MEMBERS)):
+        try:
+            after = told(after, at, phases.Retire(installs(gym)), after.servers[at].work)
+        except ProtocolError:
+            continue
+        after = after.with_server(at, replace(after.servers[at], live=(), calls=(0, 0)))
+    yield "what was installed is retired", replace(after, doing="resume", lost=True)
 
 
 def _resume(gym: Gym) -> Iterator[tuple[str, Gym]]:
     stages = coordination.stages(coordination.RESUME, MEMBERS)
     (at,) = [NUMBER[member.name] for member in stages[gym.stage]]
+    if gym.restoring and not gym.lost and gym.checkpoint in gym.servers[at].state.lapsed:
+        yield f"nothing of it is left on {MEMBERS[at].name}", replace(gym, doing="undo", stage=0, called=frozenset())
+        return
     last = gym.stage + 1 == len(stages)
     done = replace(gym, stage=0 if last else gym.stage + 1, doing="run" if last else gym.doing)
     if last and gym.restoring:
@@ -350,12 +364,12 @@ def _faults(gym: Gym, kind: str) -> Iterator[tuple[str, Gym]]:
             yield f"{name} dies", replace(gym.with_server(at, fresh(server.kept)), lost=True)
         if kind == "reply" and gym.doing in ("prepare", "commit", "restore") and at in gym.called:
             yield f"{name}'s reply is lost", _given_up(gym)
-        if kind == "lease" and server.closed:
+        if server.closed and (kind == "lease" or (kind == "lapse" and gym.restoring)):
             yield f"{name}'s lease ends too early", told(gym, at, phases.LeaseCheck(2 * LEASE), server.work)
         if kind == "write" and server.work == "export":
             yield f"{name} cannot write", told(gym, at, phases.CommitFailed(gym.checkpoint, "disk full"), "")
     dead = replace(gym, doing="down", stage=0, called=frozenset())
     if kind == "controller":
         yield "the controller dies", dead
-    if kind == "job":
+    if kind == "job" or (kind == "lapse" and gym.faults == 1 and gym.pointer and not gym.lost):
         yield "the job dies", _requeued(dead, whole=True)

@@ -27,6 +27,10 @@ def check(at: Gym) -> None:
             assert delivered.calls == seen.calls, "a call in the checkpoint was delivered and not seen (INV-17)"
     if at.doing in ("commit", "publish") and not at.faults:
         assert all(server.closed for server in at.servers), "it commits, and a participant is open (INV-11)"
+    if at.restoring and at.lost:
+        for server in at.servers:
+            left = set(gym.installs(at)).intersection(server.live)
+            assert server.closed or not left, "a server has opened with what a failed restore installed (INV-60)"
     if at.doing in ("run", "over") and not at.lost:
         for server in at.servers:
             assert server.live == at.episodes, "an attempt is installed on some participants only (INV-60)"
@@ -55,8 +59,10 @@ def ready_at_once(state: State, event: phases.Prepare) -> phases.Step:
         ("write", coordination, "PREPARE", coordination.PREPARE[::-1], "INV-17"),
         ("write", phases, "_prepare", ready_at_once, "INV-17"),
         ("controller", phases, "_lease_check", lambda state, _: (state, ()), "nothing leads from here"),
+        ("lapse", phases, "_lapse", lambda state, _: state, "installed on some participants only"),
+        ("lapse", phases, "_gives_up", lambda *_: False, "what a failed restore installed"),
     ],
-    ids=["agent-before-model", "ready-at-once", "lease-never-ends"],
+    ids=["agent-before-model", "ready-at-once", "lease-never-ends", "lapse-unsaid", "retire-refused-in-import"],
 )
 def test_a_mistake_in_it_is_found(
     kind: str, owner: Any, name: str, instead: Any, says: str, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,8 @@ class Participant:
     """Exports that have ended well."""
     installed: str = ""
     """`open`: by a restore that goes on; `kept`: by one that was resumed."""
+    retired: bool = False
+    """What the open restore installs has been retired."""
     stopped: frozenset[str] = frozenset()
     """Checkpoints whose write was told to stop."""
 
@@ -42,6 +44,8 @@ def calls() -> Iterator[Event]:
         yield phases.Resume(name)
         for target in TARGETS:
             yield phases.Commit(name, target, LEASE)
+    for target in TARGETS:
+        yield phases.Retire(target.installs)
     yield phases.LeaseCheck(0.0)
     yield phases.LeaseCheck(2 * LEASE)
 
@@ -78,6 +82,11 @@ def moved(at: Participant, event: Event, ended: tuple[str, str] | None) -> Parti
         after = replace(after, installed="open")
     if isinstance(event, phases.Resume) and at.state.phase is Phase.RESTORED and state.phase is Phase.IDLE:
         after = replace(after, installed="kept")
+    if isinstance(event, phases.Resume) and event.checkpoint_id in at.state.lapsed:
+        assert state == at.state, "what has lapsed is told so, and nothing else"
+    if isinstance(event, phases.Retire) and at.state.phase in phases.IMPORTING:
+        assert at.state.target is not None, "a restore has a target"
+        after = replace(after, retired=at.retired or set(at.state.target.installs) <= set(event.episodes))
     for action in actions:
         after = acted(after, at, state, action)
     return after
@@ -91,7 +100,7 @@ def acted(after: Participant, at: Participant, state: State, action: Action) -> 
             return replace(after, closed=True)
         case Action.OPEN:
             assert after.closed, "opened what is open"
-            return replace(after, closed=False)
+            return replace(after, closed=False, retired=False)
         case Action.SETTLE | Action.EXPORT | Action.IMPORT:
             kind = {Action.SETTLE: "settle", Action.EXPORT: "export", Action.IMPORT: "import"}[action]
             assert (kind, name) not in after.work or kind == "settle", f"the same {kind} is begun twice"
@@ -116,10 +125,12 @@ def check(at: Participant) -> None:
         if kind == "export" and name != state.checkpoint_id:
             assert name in at.stopped, "a write goes on after its checkpoint has ended (INV-50)"
     assert not (idle and at.installed == "open"), "an abandoned restore leaves nothing (INV-60)"
+    assert not (at.retired and at.installed == "open"), "what was retired is installed (INV-60)"
+    assert at.retired == state.given_up, "a restore whose attempts were retired is given up, and no other (INV-60)"
     if state.phase in phases.TAKING:
-        assert phases.refuse_retire(state) and phases.refuse_forget(state), "retired in a checkpoint (INV-30)"
+        assert phases.refuse_retire(state, ()) and phases.refuse_forget(state), "retired in a checkpoint (INV-30)"
     if idle:
-        assert phases.refuse_retire(state) is None and phases.refuse_forget(state) is None, "refused while open"
+        assert phases.refuse_retire(state, ()) is None and phases.refuse_forget(state) is None, "refused while open"
 
 
 def test_two_checkpoints_of_one_participant() -> None:
@@ -133,6 +144,7 @@ def test_two_checkpoints_of_one_participant() -> None:
     [
         ("refuse_stale", lambda *_: None, "resumed checkpoint is never open again"),
         ("_ending", lambda *_, **__: (Action.OPEN,), "INV-50|INV-60"),
+        ("_gives_up", lambda *_: False, "INV-60"),
         ("_commit", lambda *given: retargeting(*given), "committed, and not written"),
     ],
 )

@@ -30,6 +30,7 @@ IDS = st.sampled_from(["open", "open", "open", "a", "b", "c"])
 """`open`: whichever checkpoint is open now. Most calls are about that one, or the machine never gets far."""
 TARGETS = st.sampled_from([Target("/one", (EpisodeId("r"),)), Target("/two", ()), Target("/one", (), stop=True)])
 RESTARTS = st.sampled_from([(), (), (), ("r",)])
+RETIRED = st.sampled_from([(), (EpisodeId("r"),), (EpisodeId("r", 1),), (EpisodeId("r", 1), EpisodeId("s", 7))])
 LEASES = st.floats(10, 50)
 STEPS = st.floats(0.1, 6)
 
@@ -48,6 +49,8 @@ class Phases(RuleBasedStateMachine):
         self.resumed: list[str] = []
         self.writing = False
         self.installed = False
+        self.given_up = False
+        self.lapsed: list[str] = []
 
     def do(self, event: phases.Event) -> tuple[type[ProtocolError] | None, tuple[Action, ...]]:
         before = self.state
@@ -87,6 +90,7 @@ class Phases(RuleBasedStateMachine):
         if checkpoint_id is not None and checkpoint_id not in self.resumed:
             self.resumed.append(checkpoint_id)
         self.open, self.stage, self.target, self.failed, self.writing = None, "idle", None, False, False
+        self.given_up = False
 
     def lease_to(self, until: float) -> None:
         self.lease = max(self.lease, until) if self.stage != "idle" else until
@@ -159,6 +163,8 @@ class Phases(RuleBasedStateMachine):
             expected = AlreadyServing
         if expected is None and self.stage in ("preparing", "prepared", "committed"):
             expected = InvalidPhase
+        if expected is None and self.given_up:
+            expected = StaleCheckpoint
         if expected is None and self.target not in (None, to):
             expected = ScopeMismatch
         assert refusal is expected
@@ -173,20 +179,40 @@ class Phases(RuleBasedStateMachine):
     @rule(ok=st.booleans())
     def import_ends(self, ok: bool) -> None:
         self.do(phases.Installed(self.open or "") if ok else phases.ImportFailed(self.open or ""))
-        if ok:
+        if ok and not self.given_up:
             self.stage = "restored"
-        else:
+        elif not ok:
             self.failed, self.installed = True, False
+
+    @rule(episodes=RETIRED)
+    def retire(self, episodes: tuple[EpisodeId, ...]) -> None:
+        """All that a restore installs: it is given up, and closed, whether its import has ended or not."""
+        installs = () if self.target is None else self.target.installs
+        restoring = self.stage in ("restoring", "restored")
+        gives_up = restoring and bool(installs) and set(installs) <= set(episodes)
+        importing = self.stage == "restoring" and not self.failed and not self.given_up
+        refusal, actions = self.do(phases.Retire(episodes))
+        refused = self.stage in ("preparing", "prepared", "committed") or (importing and not gives_up)
+        assert refusal is (InvalidPhase if refused else None)
+        assert (Action.DISCARD in actions) == (gives_up and not self.given_up)
+        if gives_up:
+            self.stage, self.given_up, self.installed = "restoring", True, False
 
     @rule(checkpoint_id=IDS)
     def resume(self, checkpoint_id: str) -> None:
         checkpoint_id = self.named(checkpoint_id)
         kept = self.stage == "restored"
         refusal, actions = self.do(phases.Resume(checkpoint_id))
+        if checkpoint_id in self.lapsed:
+            assert refusal is None and not actions, "the shell says what became of it, whatever else is open"
+            return
         if self.open not in (None, checkpoint_id):
             assert refusal is CheckpointConflict
             return
         assert refusal is None
+        assert (checkpoint_id in self.state.lapsed) == (self.given_up or checkpoint_id in self.lapsed)
+        if self.given_up:
+            self.lapsed.append(checkpoint_id)
         if self.open is not None:
             assert self.installed == kept, "a restored state stays on resume, anything else of a restore goes"
             self.installed = False
@@ -217,7 +243,7 @@ class Phases(RuleBasedStateMachine):
         elif self.stage == "prepared" and self.writing:
             self.write_ends(True)
         elif self.stage == "restoring" and not self.failed:
-            self.import_ends(True)
+            self.import_ends(not self.given_up)
 
     @rule(seconds=STEPS)
     def time_passes(self, seconds: float) -> None:
@@ -227,6 +253,8 @@ class Phases(RuleBasedStateMachine):
         assert (Action.EXPIRED in actions) == expired
         if expired:
             assert not self.installed, "an abandoned restore leaves nothing (INV-60)"
+            if self.stage in ("restoring", "restored"):
+                self.lapsed.append(self.open or "")
             self.ended(self.open, actions)
 
     @rule(checkpoint_id=IDS)
@@ -248,14 +276,15 @@ class Phases(RuleBasedStateMachine):
 
     @invariant()
     def retire_only_while_no_checkpoint_is_open(self) -> None:
-        importing = self.stage == "restoring" and not self.failed
+        importing = self.stage == "restoring" and not self.failed and not self.given_up
         refused = self.stage in ("preparing", "prepared", "committed") or importing
-        assert (phases.refuse_retire(self.state) is not None) == refused
+        assert (phases.refuse_retire(self.state, ()) is not None) == refused
         assert (phases.refuse_forget(self.state) is not None) == (self.stage != "idle")
 
     @invariant()
     def resumed_ids_are_bounded(self) -> None:
         assert len(self.state.resumed) <= RESUMED_IDS_KEPT
+        assert set(self.state.lapsed) <= set(self.state.resumed), "what has lapsed is fenced, and bounded with the rest"
 
 
 TestPhases = Phases.TestCase

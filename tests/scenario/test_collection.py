@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from faults.catalogue import At, Crash, CrashAtStep, DiskError, Fault, Lose, OnPhase, OnRow, Restart, Signal
+from faults.catalogue import (
+    At,
+    Crash,
+    CrashAtStep,
+    DelayAtProbe,
+    DiskError,
+    Fault,
+    Lose,
+    OnPhase,
+    OnRow,
+    Restart,
+    Signal,
+)
 from faults.plan import Plan, Setup
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import OVER_DISCOVERY_S
@@ -73,6 +85,20 @@ def test_a_restore_that_one_server_cannot_do_is_undone_everywhere() -> None:
     assert seen(verdict, "restore.discarded") and seen(verdict, "restore.installed")
     assert not continued(verdict)
     assert verdict.checked["INV-60"] > 0
+
+
+def test_a_restore_whose_leases_end_before_it_is_resumed_has_failed() -> None:
+    """Its rows start from input, one attempt after those that every server refuses."""
+    lost, late = (
+        Crash(EVERYTHING, OnRow("collector.published"), WHOLE),
+        DelayAtProbe("collector.restore_installed", 6.0),
+    )
+    verdict = play(lost, late, setup=Setup(workload=3, every_s=0.9, timeout_s=1.5, grace_s=2.0))
+    assert seen(verdict, "collector.restored") and len(seen(verdict, "coordination.restore_lapsed")) == 1
+    assert any("gone before it could be used" in row.fields["text"] for row in seen(verdict, "collector.message"))
+    assert not continued(verdict)
+    installed = set(seen(verdict, "collector.restored")[0].fields["installed"])
+    assert installed.isdisjoint(row.fields["episode"] for row in seen(verdict, "collector.dispatch"))
 
 
 def test_a_restore_whose_reply_is_lost_is_no_lost_restore() -> None:

@@ -1,4 +1,5 @@
-"""A restore that its lease ends while a thread still installs: what comes of that is nobody's (INV-60, INV-66)."""
+"""A restore that its lease ends while a thread still installs: what comes of that is nobody's (INV-60, INV-66), and who
+would go on with it is told so."""
 
 from __future__ import annotations
 
@@ -68,6 +69,9 @@ def test_what_a_thread_installs_after_the_lease_has_ended_the_restore_is_discard
         assert not installed, "it installed into an open server"
         reply = await world.client().request("POST", tagged(URL, R.next(), "/add"), body=b"{}")
         assert reply.status == 409, "and its attempt is retired"
+        for operation, more in (("resume", {}), ("resume", {}), ("restore", where), ("renew", {})):
+            status, reply = await ask(world, operation, "again", **more)
+            assert status == 409 and reply["error"]["code"] == "stale_checkpoint", "nobody may go on with it"
 
     world = World(1)
     world.disk.make_dirs("/run")

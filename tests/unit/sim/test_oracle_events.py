@@ -284,6 +284,29 @@ def a_failed_restore_is_not_retired(on: Onlooker, wrong: bool) -> None:
     on.emit("agent", "restore.ended", restore_id="x-restore", targets=["r-a1"], live=[], marks=marks)
 
 
+@story(60)
+def a_restore_is_resumed_of_which_nothing_is_left(on: Onlooker, wrong: bool) -> None:
+    on.begin_restore("agent")
+    on.emit(
+        "agent",
+        "phase",
+        kind="agent",
+        instance="agent",
+        was="restored",
+        now="idle",
+        checkpoint_id=None,
+        why="LeaseCheck",
+    )
+    on.emit("agent", "resume.done", checkpoint_id="x-restore" if wrong else "another")
+
+
+@story(60)
+def a_restore_is_continued_of_which_nothing_is_left(on: Onlooker, wrong: bool) -> None:
+    on.emit("controller", "collector.restored", checkpoint_id="c-0", restore_id="x-restore", installed=["r-a1"])
+    on.emit("controller", "coordination.restore_lapsed", restore_id="x-restore", why="its lease has ended")
+    on.emit("controller", "collector.dispatch", episode="r-a1" if wrong else "s-a1")
+
+
 @story(62)
 def the_mark_of_a_dead_restore_is_left(on: Onlooker, wrong: bool) -> None:
     on.begin_restore("agent")
