@@ -11,7 +11,7 @@ from gym_ckpt.core.agent_session import Call, Reply, ToolCall
 from gym_ckpt.errors import PeerLost
 from gym_ckpt.limits import REFUSAL_SAID_BYTES
 from gym_ckpt.wire import json
-from gym_ckpt.wire.digests import cumulative_hash
+from gym_ckpt.wire.digests import InvalidStaging, cumulative_hash
 from gym_ckpt.wire.sse import DONE, SseParser
 
 
@@ -208,7 +208,10 @@ class _Assembly:
         if self._finish is None or self._usage is None:
             raise MalformedCompletion("a chat completion without finish_reason or usage")
         known = self._prompt_ids is not None and self._ids is not None
-        tokens_hash = cumulative_hash([*(self._prompt_ids or ()), *(self._ids or ())]) if known else None
+        try:
+            tokens_hash = cumulative_hash([*(self._prompt_ids or ()), *(self._ids or ())]) if known else None
+        except InvalidStaging as error:
+            raise MalformedCompletion(f"token ids that are none: {error}") from None
         call = Call(call_id, self._usage.prompt_tokens, self._usage.completion_tokens, tokens_hash)
         return Reply(self._message(), self._tool_calls(), self._finish, call)
 
