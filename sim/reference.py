@@ -55,7 +55,7 @@ def reference(number: int, apps: tuple[App, ...] = ()) -> Reference:
         if not apps:
             raise
         own = ", ".join(app.words() for app in apps)
-        raise ConfigError(f"a gym where {own} runs not even undisturbed: {error}") from error
+        raise ConfigError(f"a gym where {own} fails with nothing that strikes it: {error}") from error
 
 
 @lru_cache(maxsize=WORKLOADS + HEAVY_WORKLOADS)
