@@ -69,13 +69,16 @@ async def import_scope(
     """Read the scope's records, check them all, then install them under the next attempts; retire 0..N (INV-63).
 
     `ended`: whether the restore was ended meanwhile. Its cancellation comes too late for work in a thread, which goes
-    on to its end: nothing may count as installed then (INV-60, INV-66).
+    on to its end: what lives here then, and its marks, are of others, and nothing may count as installed (INV-31,
+    INV-60, INV-66).
 
     Raises: what the participant's hooks or the files raise. Something may then be installed: the caller discards it.
     """
     ports, scope, marks = participant.ports, frozenset(target.scope), participant.admission.book.marks
     source, records = await _read(participant, target.directory, scope)
+    _refuse_ended(ended)
     await participant.check(records)
+    _refuse_ended(ended)  # neither of the two need have waited for anything that a cancellation reaches
     saved = participant.saved(records)
     # Whatever an earlier restore left in this process for these rollouts, marks included, is not part of this one.
     rollout_ids = {episode.rollout_id for episode in scope}
@@ -103,6 +106,11 @@ async def import_scope(
         installed=tuple(keys(record.episode for record in records)),
         saved=saved,
     )
+
+
+def _refuse_ended(ended: Callable[[], bool]) -> None:
+    if ended():
+        raise InvalidPhase("the restore was ended while its records were being read")
 
 
 async def _read(participant: Participant, directory: str, scope: frozenset[EpisodeId]) -> tuple[str, list[Record]]:

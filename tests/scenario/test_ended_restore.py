@@ -14,6 +14,7 @@ from gym_ckpt.runtime.participant import Record
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
+from sim.fates import CalmFates, DiskFate
 from sim.world import World
 from tests.property.toys import TOKEN, Toy, serve
 
@@ -33,7 +34,8 @@ class Slow(Toy):
 
 
 async def ask(world: World, operation: str, checkpoint_id: str, **more: Any) -> tuple[int, Any]:
-    body = {"checkpoint_id": checkpoint_id, "deadline_ts": 4e9, "budget_s": 1.0, **more}
+    body = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
+    body |= {"deadline_ts": 4e9, "budget_s": 1.0, **more}
     method, data = ("GET", b"") if operation == "status" else ("POST", json.dumps(body))
     headers = (("authorization", f"Bearer {TOKEN}"),)
     reply = await world.client().request(method, URL + CONTROL_PREFIX + operation, headers=headers, body=data)
@@ -77,5 +79,48 @@ def test_what_a_thread_installs_after_the_lease_has_ended_the_restore_is_discard
     world.disk.make_dirs("/run")
     world.add_node("model", main)
     world.trace.subscribe(installed.append, ("restore.installed",))
+    result = world.run(script, 60.0)
+    assert not result.errors
+
+
+class SlowRead(CalmFates):
+    """Records are read by a thread that hangs, so that nothing reaches it."""
+
+    def disk(self, node: str, step: str, op_index: int) -> DiskFate:
+        return DiskFate(latency_s=INSTALLS_S) if step == "records.read" else super().disk(node, step, op_index)
+
+
+def test_what_a_thread_reads_after_its_restore_was_ended_touches_nothing_of_the_attempts_that_came_since() -> None:
+    toys: list[Toy] = []
+
+    async def main(ports: Ports) -> None:
+        toys.append(Toy("model", ports))
+        await serve(toys[-1], URL)
+
+    async def script(world: World) -> None:
+        node = world.nodes["model"]
+        node.start()
+        await anyio.sleep(0.1)
+        await world.client().request("POST", tagged(URL, R, "/add"), body=b"{}")
+        where = {"checkpoint_dir": "/run/c", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
+        assert (await ask(world, "prepare", "c"))[1]["report"]["ready"]
+        assert (await ask(world, "commit", "c", **where))[0] == 200
+        node.crash()
+        node.start()
+        await anyio.sleep(0.1)
+        assert (await ask(world, "restore", "again", **where))[0] == 409, "the read outlasts it"
+        assert (await ask(world, "resume", "again"))[0] == 200
+        assert (await ask(world, "retire", "", episode_ids=[{"rollout_id": "r", "attempt": 1}]))[0] == 200
+        third = R.next().next()
+        assert (await world.client().request("POST", tagged(URL, third, "/add"), body=b"{}")).status == 200
+        assert toys[-1].numbers == {third: 1}, "it is from its input"
+        for _ in range(10):
+            assert toys[-1].admission.book.marks.refuses(R.next()), "a retire that has answered stands"
+            await anyio.sleep(INSTALLS_S / 5)
+        assert toys[-1].numbers == {third: 1}
+
+    world = World(1, SlowRead())
+    world.disk.make_dirs("/run")
+    world.add_node("model", main)
     result = world.run(script, 60.0)
     assert not result.errors
