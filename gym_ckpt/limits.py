@@ -239,6 +239,8 @@ POISON_DETAIL_MAX_CHARS: Final = 500
 RESPONSE_ID_MAX_CHARS: Final = 1000
 CALL_ID_MAX_CHARS: Final = 256
 """Of an id that a caller gives its model call."""
+RUN_MAX_CHARS: Final = 256
+"""Of the name of the run that a call says it is made for; further calls pass it on."""
 ANSWER_MAX_BYTES: Final = 64 * 1024 * 1024
 """An answer whose tokens are captured is held whole up to this; a longer one is passed on and poisons its rollout."""
 ANSWER_PIECE_BYTES: Final = 64 * 1024

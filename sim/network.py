@@ -27,6 +27,7 @@ from sim.determinism import park
 from sim.epoch import Epoch
 from sim.exchange import SILENCE_S, Exchange, Slot
 from sim.fates import ExchangeFate, Fates, TurnedAway
+from sim.headers import check_headers
 
 NO_CONNECTION = "no connection"
 """What is said of one that does not come about, and is not refused either."""
@@ -131,6 +132,8 @@ class Network:
         """
         await src.fence()
         target = parse(url)
+        if src.number:  # the harness may say anything, as strangers may
+            check_headers(headers)
         exchange = self._begin(src, method, target, headers, body, timeout_s, whole)
         if connect_s is not None and exchange.fate.lose == "before" and exchange.fate.hang:
             late = PeerUnreachable(f"{target.authority}: {NO_CONNECTION} within {connect_s} s")

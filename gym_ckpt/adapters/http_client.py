@@ -364,8 +364,6 @@ def _as_our_errors(request: httpx.Request) -> Iterator[None]:
     """The border: what httpx and a time-out raise becomes what a caller can act on."""
     try:
         yield
-    except httpx.LocalProtocolError as error:
-        raise AssertionError(f"{_naming(request)}: not a well-formed request: {error}") from error
     except (httpx.HTTPError, TimeoutError) as error:
         what = f"{_naming(request)}: {str(error) or type(error).__name__}"
         if not request.extensions.get(_SENT):

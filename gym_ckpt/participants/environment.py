@@ -123,7 +123,7 @@ class EnvironmentParticipant(Participant):
 
     async def run(self, request: Request) -> Answer:
         """Run one episode and reply when it is over. A second `/run` of the same attempt is refused."""
-        episode = request.required_episode()
+        episode, made_for = request.required_episode(), request.run
         body = await request.typed(RunRequest)
         if body.episode_id.checked() != episode:
             raise InvalidRequest(f"episode_id is not the {episode.key} of the path")
@@ -141,7 +141,7 @@ class EnvironmentParticipant(Participant):
             raise InvalidRequest(f"the task of {episode.key} is not the one that its checkpoint was taken of")
         outcome: Outcome[RunReply] = Outcome()
         self._asked.add(episode)
-        self._tasks.start_soon(self._drive, episode, body.task, request.run, outcome)
+        self._tasks.start_soon(self._drive, episode, body.task, made_for, outcome)
         return answer(await request.result_of(outcome))
 
     async def _drive(

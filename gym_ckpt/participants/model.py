@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
@@ -21,7 +22,7 @@ from gym_ckpt.participants.capture import asking
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.gate import Delivery, GatedCall
 from gym_ckpt.ports import Ports, Send
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer
+from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, header_value
 from gym_ckpt.runtime.install import CONTROL_ROOT, HEALTH
 from gym_ckpt.runtime.participant import Participant, Record
 from gym_ckpt.types import EpisodeId, Kind
@@ -30,6 +31,7 @@ CALL_ID = "x-ng-model-call-id"
 STARTED_PATH = CONTROL_ROOT + "v1/model/started"
 MODEL_CLAIM_PATH = "/v1/claim"
 MODELS_PATH = "/v1/models"
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 PASSED_ON = frozenset({b"content-type", b"accept", b"authorization", b"traceparent", b"tracestate"})
 """Headers of a call that reach the inference worker. Not `x-request-id`: engines name their request after it, and an
 abort of attempt N would end N+1's, should an agent send the same."""
@@ -172,17 +174,11 @@ class ModelParticipant(Participant):
         self, request: Request, body: bytes, delivery: Delivery, gate: GatedCall | None, method: str = "POST"
     ) -> None:
         """Pass the call on; to another worker only while it has certainly reached none."""
-        headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
-            for name, value in request.scope["headers"]
-            if name in PASSED_ON
-        ]
+        headers, path = _passed_on(request), _target(request)
         session = None if request.episode is None else request.episode.rollout_id
-        call_id = request.header(CALL_ID) if gate is None else gate.call_id
-        if call_id is not None:
+        call_id = _given_id(request) if gate is None else gate.call_id
+        if call_id:
             headers.append((CALL_ID, call_id))
-        query = request.scope["query_string"].decode("latin-1")
-        path = quote(request.scope["path"]) + (f"?{query}" if query else "")
         try:
             async with self._backends.answer(session, path, headers, body, method) as upstream:
                 await delivery.run(upstream)
@@ -243,6 +239,23 @@ class ModelParticipant(Participant):
     def staged(self, records: Sequence[Record]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
         by_episode = {record.episode.key: self.book.staging_keys(record) for record in records}
         return tuple(key for keys in by_episode.values() for key in keys), by_episode
+
+
+def _passed_on(request: Request) -> list[tuple[str, str]]:
+    """Headers for the inference worker. Raises `InvalidRequest` for one that no client would send."""
+    found = [(name.decode(), header_value(value)) for name, value in request.scope["headers"] if name in PASSED_ON]
+    for name, value in found:
+        if _CONTROL.search(value):
+            raise InvalidRequest(f"{name}: holds a control character")
+    return found
+
+
+def _target(request: Request) -> str:
+    """Path and query for the inference worker. Raises `InvalidRequest`, as above."""
+    query = request.scope["query_string"].decode("latin-1")
+    if _CONTROL.search(query):
+        raise InvalidRequest("the query holds a control character")
+    return quote(request.scope["path"]) + (f"?{query}" if query else "")
 
 
 def _given_id(request: Request) -> str | None:

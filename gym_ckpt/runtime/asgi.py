@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from gym_ckpt.errors import InvalidRequest, InvalidRolloutId, ProtocolError, RolloutIdRequired
-from gym_ckpt.limits import DATA_BODY_MAX_BYTES
+from gym_ckpt.limits import DATA_BODY_MAX_BYTES, RUN_MAX_CHARS
 from gym_ckpt.ports import ASGIApp, Headers, Receive, Scope, Send
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.outcome import Outcome
@@ -66,13 +66,20 @@ class Request:
 
     @property
     def run(self) -> str | None:
-        """Which run the call says that it is made for; None when it does not."""
-        return self.header(RUN_HEADER)
+        """Which run the call says that it is made for; None when it does not.
+
+        Raises:
+            InvalidRequest: further calls that pass it on could not be sent.
+        """
+        said = self.header(RUN_HEADER) or None
+        if said is not None and not (len(said) <= RUN_MAX_CHARS and said.isascii() and said.isprintable()):
+            raise InvalidRequest(f"{RUN_HEADER}: up to {RUN_MAX_CHARS} printable ASCII characters")
+        return said
 
     def header(self, name: str) -> str | None:
         """The first header of this (lower-case) name."""
         wanted = name.encode()
-        return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted), None)
+        return next((header_value(value) for key, value in self.scope["headers"] if key == wanted), None)
 
     def cookie(self, name: str) -> str | None:
         """The value of a cookie that came with the request."""
@@ -279,6 +286,12 @@ def episode_context(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, send)
 
     return with_episode
+
+
+def header_value(raw: bytes) -> str:
+    """A header's value without the blanks around it, which are no part of it: not every ASGI server takes them off, and
+    a client refuses to send them."""
+    return raw.strip(b" \t").decode("latin-1")
 
 
 def of_run(run: str | None) -> Headers:

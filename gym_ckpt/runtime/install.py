@@ -74,7 +74,7 @@ def bearer(app: ASGIApp, token: str | None) -> ASGIApp:
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if hmac.compare_digest(given, expected):
+        if hmac.compare_digest(given.strip(b" \t"), expected):
             await app(scope, receive, send)
         else:
             await respond(send, answer_error(Unauthorized("control routes need the gym's control token as a bearer")))
@@ -125,8 +125,8 @@ def admitting(app: ASGIApp, participant: Participant) -> ASGIApp:
             await app(scope, receive, send)
             return
         ahead = _ReadAhead(receive)
-        run = Request(scope, receive, {}).run
         try:
+            run = Request(scope, receive, {}).run
             async with participant.admission.enter(episode, run, ahead.disconnected) as work:
                 await work.begin()
                 await app(scope, ahead.receive, send)

@@ -34,7 +34,7 @@ class Slow(Toy):
 
 
 async def ask(world: World, operation: str, checkpoint_id: str, **more: Any) -> tuple[int, Any]:
-    body = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
+    body: dict[str, Any] = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
     body |= {"deadline_ts": 4e9, "budget_s": 1.0, **more}
     method, data = ("GET", b"") if operation == "status" else ("POST", json.dumps(body))
     headers = (("authorization", f"Bearer {TOKEN}"),)

@@ -15,6 +15,7 @@ import pytest
 
 from gym_ckpt.adapters.http_client import HttpxClient, ScalingTransport
 from gym_ckpt.errors import PeerLost, PeerTimeout, PeerUnreachable
+from sim.headers import check_headers
 from tests.unit.adapters.loopback import STARTED_S, Application, free_port, serving
 
 pytestmark = pytest.mark.anyio
@@ -389,10 +390,11 @@ async def test_cookies_and_redirects_are_the_callers_business() -> None:
     assert all(b"cookie" not in head.lower() for head in heads)
 
 
-async def test_a_malformed_request_is_our_own_mistake() -> None:
-    async def handle(stream: anyio.abc.SocketStream) -> None:
-        await stream.receive()
-
-    async with peer(handle) as url, HttpxClient() as client:
-        with pytest.raises(AssertionError, match="not a well-formed request"):
-            await client.request("GET", f"{url}/x", headers=[("x-a", "two\r\nlines")])
+@pytest.mark.parametrize("value", ["two\r\nlines", "blank ", " blank", "tab\t", "a\x00b", "a\x0bb"])
+@on_asyncio
+async def test_a_header_that_cannot_be_sent_fails_its_call_and_nothing_else(value: str) -> None:
+    with pytest.raises(PeerLost, match="Illegal header value"):  # as the simulated client does
+        check_headers([("x-a", value)])
+    async with serving(Application()) as (url, _), HttpxClient() as client:
+        with pytest.raises(PeerLost, match="Illegal header value"):
+            await client.request("GET", f"{url}/echo", headers=[("x-a", value)])
