@@ -166,7 +166,8 @@ class _Assembly:
 
     def __init__(self) -> None:
         self._content: list[str] = []
-        self._tools: dict[int, list[str]] = {}
+        self._tools: dict[int, tuple[list[str], list[str], list[str]]] = {}
+        """Id, name and arguments, each in the pieces that came: text that grows piece by piece is copied each time."""
         self._finish: str | None = None
         self._usage: _Usage | None = None
         self._prompt_ids: list[int] | None = None
@@ -198,11 +199,11 @@ class _Assembly:
     def _add_message(self, message: _Message, *, numbered: bool) -> None:
         self._content.append(message.content or "")
         for position, call in enumerate(message.tool_calls or ()):
-            tool = self._tools.setdefault(call.index if numbered else position, ["", "", ""])
-            tool[0] += call.id or ""
+            ids, names, arguments = self._tools.setdefault(call.index if numbered else position, ([], [], []))
+            ids.append(call.id or "")
             if call.function is not None:
-                tool[1] += call.function.name or ""
-                tool[2] += call.function.arguments or ""
+                names.append(call.function.name or "")
+                arguments.append(call.function.arguments or "")
 
     def reply(self, call_id: str) -> Reply:
         if self._finish is None or self._usage is None:
@@ -236,7 +237,7 @@ class _Assembly:
         )
 
     def _tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple(ToolCall(*parts) for _, parts in sorted(self._tools.items()))
+        return tuple(ToolCall(*("".join(pieces) for pieces in tool)) for _, tool in sorted(self._tools.items()))
 
     def _message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}

@@ -37,7 +37,7 @@ class SseParser:
     """
 
     def __init__(self) -> None:
-        self._pending = b""  # the line that has begun
+        self._pending = bytearray()  # the line that has begun; in place, it may come in very many chunks
         self._after_cr = False  # a line feed that comes next belongs to the line end before it
         self._first_line = True
         self._data: list[bytes] = []
@@ -59,10 +59,9 @@ class SseParser:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, rest = chunk.split(b"\n")
         if lines:
-            lines[0] = self._pending + lines[0]
-            self._pending = rest
-        else:
-            self._pending += rest
+            lines[0] = bytes(self._pending) + lines[0]
+            self._pending.clear()
+        self._pending += rest
         events = [data for line in lines if (data := self._line(line)) is not None]
         if self._size + len(self._pending) > SSE_EVENT_MAX_BYTES:
             raise ValueError(f"an event of more than {SSE_EVENT_MAX_BYTES} bytes")

@@ -11,7 +11,16 @@ import pytest
 from gym_ckpt.errors import PeerLost
 from gym_ckpt.participants import capture
 from gym_ckpt.participants.capture import NotCaptured, read_tokens
-from gym_ckpt.participants.completions import StreamedCompletion, Tokens, _Assembly, _Choice, _Completion
+from gym_ckpt.participants.completions import (
+    StreamedCompletion,
+    Tokens,
+    _Assembly,
+    _Choice,
+    _Completion,
+    _Function,
+    _Message,
+    _ToolCall,
+)
 from gym_ckpt.wire import json
 
 T = TypeVar("T")
@@ -83,6 +92,17 @@ def test_an_answer_costs_an_agent_time_in_proportion_to_its_tokens() -> None:
     began = time.process_time()
     for _ in range(60_000):
         assembly.add(part)
+    assert time.process_time() - began < 5.0
+
+
+def test_the_arguments_of_a_tool_cost_time_in_proportion_to_their_length() -> None:
+    """Sixty thousand chunks: copied for each, the text so far would be a hundred gigabytes."""
+    assembly, piece = _Assembly(), "x" * 64
+    part = _Completion(choices=[_Choice(delta=_Message(tool_calls=[_ToolCall(_Function(arguments=piece))]))])
+    began = time.process_time()
+    for _ in range(60_000):
+        assembly.add(part)
+    assert assembly._tool_calls()[0].arguments == piece * 60_000
     assert time.process_time() - began < 5.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import example, given
@@ -89,3 +90,14 @@ def test_inv13_is_the_same_for_every_split(parts: list[bytes], cuts: list[int]) 
 def test_inv13_examples() -> None:
     assert all(map(is_keep_alive_or_empty, [b"", b"\n\n", KEEP_ALIVE, KEEP_ALIVE * 2, b": any comment\r\n\r\n"]))
     assert not any(map(is_keep_alive_or_empty, [event(b"{}"), KEEP_ALIVE + event(b"x"), b'{"id": 1}', b"  {"]))
+
+
+def test_a_long_event_costs_time_in_proportion_to_its_length() -> None:
+    """Sixteen thousand chunks: copied for each, what came before would be sixty gigabytes."""
+    parser, piece = SseParser(), b"x" * 512
+    began = time.process_time()
+    parser.feed(b"data: ")
+    for _ in range(16_000):
+        assert parser.feed(piece) == []
+    assert parser.feed(b"\n\n") == [(piece * 16_000).decode()]
+    assert time.process_time() - began < 5.0
