@@ -22,6 +22,7 @@ from gym_ckpt.participants.model import ModelParticipant
 from gym_ckpt.participants.resources import ResourcesParticipant
 from gym_ckpt.ports import Send
 from gym_ckpt.runtime import asgi, install
+from gym_ckpt.runtime.admission import Entering
 from gym_ckpt.runtime.asgi import Request
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.ledger import CaptureLedger
@@ -31,6 +32,11 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.sse import StartDetector
 
 # ------------------------------------------------------------------------------------------------- readiness
+
+
+def waiting_outlive_callers() -> Patches:
+    old, new = "await self._gone()", "await anyio.sleep_forever()"
+    return [(Entering, "_until_admitted", mutated(Entering._until_admitted, old, new))]
 
 
 def wait_for_calls() -> Patches:
@@ -256,6 +262,12 @@ BUGS: tuple[Bug, ...] = (
         "a call counts as parked again while its answer is being sent",
         "INV-12",
         parked_while_sending,
+    ),
+    Bug(
+        "waiting-calls-outlive-callers",
+        "a call that waits to be admitted stays in the books when its caller has gone",
+        "INV-14",
+        waiting_outlive_callers,
     ),
     Bug("keep-alive-starts-answer", "an answer starts at its first keep-alive", "INV-13", keep_alives_start),
     Bug(

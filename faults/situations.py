@@ -37,6 +37,7 @@ OFTEN: Mapping[str, float | None] = {"every_s": 1.3}
 CONTROLLER = "controller"
 QUEUED = tuple(number for number in ALL if workload(number).concurrency < len(workload(number).tasks))
 """In which rows wait for others to end."""
+TOOLS = ("add_item", "count_items", "take_item")
 BESIDE = (0, 0, 1, 2)
 """How many of its ordinary faults a seed keeps beside its situation: few, or they hide it."""
 
@@ -126,6 +127,14 @@ def _asked_in_checkpoint(d: Drawing) -> Faults:
     return faults.Signal("SIGUSR1", At(_between(d, 0.1, 0.8))), faults.Signal("SIGUSR1", OnRow(when, 1))
 
 
+def _gone_waiting(d: Drawing) -> Faults:
+    """An agent goes on for a while when the model servers have closed, and dies with its calls waiting there."""
+    slow = [faults.Delay("inventory", each, 1, 30, 0.0, _between(d, 0.2, 0.5)) for each in TOOLS]
+    late = faults.Delay("agent", "prepare", 1, 8, _between(d, 0.6, 1.2), 0.0)
+    gone = OnPhase("preparing", d.chance.randint(1, 2), "agent")
+    return *slow, late, faults.Crash(("agent",), gone, Restart("alone", _between(d, 0.0, 0.3)))
+
+
 def _late_reply(d: Drawing) -> Faults:
     """Tools are so slow that a checkpoint gives their rows up, whose replies come when the next attempt is at work."""
     route = d.chance.choice(("add_item", "count_items", "take_item", "verify", "seed_session"))
@@ -136,8 +145,7 @@ def _late_reply(d: Drawing) -> Faults:
 def _broken_tool(d: Drawing) -> Faults:
     """Tools break off after their effect while a checkpoint is being taken, and then their sessions are restored; or
     they have had it, and their replies are on the wire."""
-    tools = ("add_item", "count_items", "take_item")
-    slow = [faults.Delay("inventory", each, 1, 30, _between(d, 0.2, 0.5), _between(d, 0.0, 0.5)) for each in tools]
+    slow = [faults.Delay("inventory", each, 1, 30, _between(d, 0.2, 0.5), _between(d, 0.0, 0.5)) for each in TOOLS]
     return *slow, faults.ToolFails("inventory", d.chance.randint(2, 4), 2), _all_lost(d, 1)
 
 
@@ -361,6 +369,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_poisoned, CAPTURED, {"every_s": None}),
     Situation(_on_the_wire, ALL, OFTEN),
     Situation(_asked_in_checkpoint, tuple(number for number in ALL if number % 4 == 0), {"every_s": None}),
+    Situation(_gone_waiting, ALL, OFTEN),
     Situation(_late_reply, ALL, {**OFTEN, "timeout_s": 1.5}),
     Situation(_broken_tool, ALL, OFTEN),
     Situation(_retired_in_write, CAPTURED),

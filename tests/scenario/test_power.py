@@ -22,7 +22,6 @@ from gym_ckpt.participants.backends import Backends
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.participants.completions import _Logprobs
 from gym_ckpt.participants.gate import Delivery, GatedCall
-from gym_ckpt.runtime.admission import Entering
 from gym_ckpt.runtime.asgi import Refused, Request
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.storage.ledger import restoring
@@ -50,11 +49,6 @@ def disconnects_hidden() -> Patches:
         await anyio.sleep_forever()
 
     return [(Request, "_cancel_on_disconnect", never)]
-
-
-def waiting_outlive_callers() -> Patches:
-    old, new = "await self._gone()", "await anyio.sleep_forever()"
-    return [(Entering, "_until_admitted", mutated(Entering._until_admitted, old, new))]
 
 
 def losses_told_while_closed() -> Patches:
@@ -153,7 +147,7 @@ STORIES: list[tuple[int, Bug, Callable[..., None], tuple[Any, ...]]] = [
     (40, "undelivered-call-exported", proxy.test_a_caller_that_leaves_after_any_part_of_an_answer, (3, True)),
     (
         40,
-        waiting_outlive_callers,
+        "waiting-calls-outlive-callers",
         leaving.test_a_call_of_the_model_leaves_the_books_with_its_caller,
         (gate_words.CHAT,),
     ),
