@@ -7,9 +7,10 @@ Functions of an injector and a fault. Must not know how a plan was drawn, or wha
 from __future__ import annotations
 
 import contextvars
+import errno
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from faults import catalogue as faults
 from gym_ckpt.errors import TransportError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from faults.inject import Injector
 
 GENERATION = "/completions"
+LOOKS = frozenset(get_args(faults.Look))
 SIDES: Mapping[str, str] = {
     "net.request": "sent",
     "net.arrived": "arrived",
@@ -60,6 +62,9 @@ def take_up(by: Injector, fault: Any) -> None:
             by.upon(faults.At(fault.from_s), lambda: _late(by, fault))
         case faults.Overload():
             by.upon(fault.when, lambda: _fill(by, fault))
+        case faults.NotThere():
+            by.looks.add((fault.node, fault.look), fault.k, fault.n, fault)
+            by.world.disk.on_op = by.world.disk.on_op or Missing(by).look
         case faults.BitFlip():
             by.upon(fault.when, lambda: _flip(by, fault))
         case faults.Stranger():
@@ -97,6 +102,29 @@ def turned_away(by: Injector, dst: str, path: str) -> dict[str, Any]:
 def _fill(by: Injector, fault: faults.Overload) -> None:
     by.count(fault, fault.node)
     by.full.append((fault, by.world.now + fault.for_s))
+
+
+class Missing:
+    """Looks at names that are there and are said not to be: each name once, then it is seen."""
+
+    def __init__(self, by: Injector) -> None:
+        self._by = by
+        self._missed: set[tuple[str, str]] = set()
+
+    def look(self, owner: str, op: str, path: str) -> None:
+        """As `SimFileSystem.on_op`. Raises `FileNotFoundError`."""
+        by = self._by
+        if by.healed or op not in LOOKS or not by.world.disk.holds(path):
+            return
+        if (owner, path) in self._missed:  # the second look, of whatever kind
+            self._missed.discard((owner, path))
+            return
+        for fault in by.looks.due((owner, op)):
+            self._missed.add((owner, path))
+            # In the trace once the step is over: whoever strikes upon it must not strike in the midst of a job.
+            by.struck["not_there"] += 1
+            by.world.clock.call_after(0.0, by.say, fault, owner)
+            raise FileNotFoundError(errno.ENOENT, "not there, for once", path)
 
 
 def _crash_host(by: Injector, fault: faults.CrashHost) -> None:

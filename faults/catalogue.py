@@ -68,6 +68,7 @@ __all__ = [
 ]
 
 Errno = Literal["ENOSPC", "EDQUOT", "EIO", "EACCES", "ESTALE", "EINTR"]
+Look = Literal["exists", "is_dir", "listdir", "read_chunks", "size"]
 Operation = Literal["prepare", "commit", "restore", "resume", "retire", "forget", "status", "started"]
 Loss = Literal["before", "mid_request", "after", "mid_reply", "in_frame", "hang", "hang_after", "refuse"]
 
@@ -418,6 +419,19 @@ class SlowDisk(Data, frozen=True, tag="slow_disk", tag_field="fault"):
         return f"{self.node}'s {ordinal(self.k, self.n)} {self.step or 'disk'} step takes {self.latency_s:g} s"
 
 
+class NotThere(Data, frozen=True, tag="not_there", tag_field="fault"):
+    """As on a network file system: of a node's looks of one kind at what is there, each from the k-th to the k+n-1-th
+    is told that it is not (ENOENT), once. The next look at the same name sees it."""
+
+    node: str
+    look: Look
+    k: int
+    n: int = 1
+
+    def words(self) -> str:
+        return f"{self.node}'s {ordinal(self.k, self.n)} {self.look} of what is there says ENOENT, once for each name"
+
+
 class BitFlip(Data, frozen=True, tag="bit_flip", tag_field="fault"):
     """A bit of a file of the newest checkpoint rots at rest. Strikes only while there is an older one to go back to."""
 
@@ -472,6 +486,7 @@ Fault = (
     | ClockJump
     | DiskError
     | SlowDisk
+    | NotThere
     | BitFlip
     | Signal
     | SlowWorker

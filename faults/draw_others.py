@@ -15,6 +15,7 @@ from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart, Whe
 if TYPE_CHECKING:
     from faults.draw import _Drawing as Drawing
 
+CONTROLLER = "controller"
 Maker = Callable[["Drawing"], Fault | tuple[Fault, ...]]
 Kind = tuple[str, str, Maker, float]
 ROUTES = (
@@ -106,6 +107,12 @@ def _late_timers(d: Drawing) -> Fault:
     return faults.LateTimers(
         d.chance.choice(d.nodes), d.time(), round(d.chance.uniform(0.2, 4.0), 3), round(d.chance.uniform(0.005, 0.2), 3)
     )
+
+
+def _not_there(d: Drawing) -> Fault:
+    chance = d.chance
+    node = CONTROLLER if chance.random() < 0.6 else chance.choice(d.participants)
+    return faults.NotThere(node, chance.choice(get_args(faults.Look)), chance.randint(1, 12), chance.choice((1, 2, 20)))
 
 
 def _bit_flip(d: Drawing) -> tuple[Fault, ...]:
@@ -224,6 +231,7 @@ PLACES: tuple[Kind, ...] = (
     ("time", "lease expiry", _lease, 1.5),
     ("time", "late timers", _late_timers, 0.7),
     ("disk", "bit flip", _bit_flip, 1.5),
+    ("disk", "not there for once", _not_there, 1.0),
 )
 INFERENCE: tuple[Kind, ...] = (
     ("inference", "slow worker", _slow_worker, 2.0),

@@ -1,4 +1,5 @@
-"""The patches behind the planted bugs about what the field does to a run: engines that are full.
+"""The patches behind the planted bugs about what the field does to a run: engines that are full, files that are
+not there for once.
 
 As in `faults.patches`. Knows the implementation from inside.
 """
@@ -9,6 +10,9 @@ from faults.patches import Bug, Patches, mutated
 from gym_ckpt.core.patience import Patience
 from gym_ckpt.participants import asked
 from gym_ckpt.participants.agent import AgentParticipant
+from gym_ckpt.ports import FileSystem
+from gym_ckpt.storage import pointer, verify
+from gym_ckpt.storage.ledger import rows
 
 
 def refusal_fails() -> Patches:
@@ -22,6 +26,28 @@ def pause_not_heeded() -> Patches:
 
 def rest_not_parked() -> Patches:
     return [(AgentParticipant, "_rest", mutated(AgentParticipant._rest, "    work.park()\n", ""))]
+
+
+def checkpoint_forgotten() -> Patches:
+    return [(pointer, "there", lambda fs, path: fs.exists(path))]
+
+
+def records_forgotten() -> Patches:
+    def listed(fs: FileSystem, path: str) -> list[str]:
+        try:
+            return fs.listdir(path)
+        except FileNotFoundError:
+            return []
+
+    return [(verify, "listed", listed)]
+
+
+def ledger_forgotten() -> Patches:
+    return [(rows, "chunks_of", lambda fs, path, chunk_bytes: fs.read_chunks(path, chunk_bytes))]
+
+
+def fence_forgotten() -> Patches:
+    return [(rows, "there", lambda fs, path: fs.exists(path))]
 
 
 BUGS: tuple[Bug, ...] = (
@@ -42,5 +68,29 @@ BUGS: tuple[Bug, ...] = (
         "a session whose call was refused is at work while it waits, and checkpoints wait for it",
         "INV-25",
         rest_not_parked,
+    ),
+    Bug(
+        "checkpoint-not-there-for-once",
+        "a published checkpoint that the disk says once is not there is forgotten, and pruned",
+        "INV-51",
+        checkpoint_forgotten,
+    ),
+    Bug(
+        "records-not-there-for-once",
+        "a restart gives up a checkpoint because the disk says once that its records are not there",
+        "INV-97",
+        records_forgotten,
+    ),
+    Bug(
+        "ledger-not-there-for-once",
+        "a file of rows that the disk says once is not there is taken for an empty one",
+        "INV-16",
+        ledger_forgotten,
+    ),
+    Bug(
+        "fence-not-there-for-once",
+        "a fence that the disk says once is not there lets a row of a retired attempt in",
+        "INV-38",
+        fence_forgotten,
     ),
 )

@@ -76,6 +76,8 @@ class Injector:
         self._exchanges, self._disk, self._probes, self._rows = _Rules(), _Rules(), _Rules(), _Rules()
         self._any_exchange = self._any_disk = self._any_probe = False
         self._behaviour = _Rules()
+        self.looks = _Rules()
+        """At what is on the disk."""
         self._messages: _Rules | None = None
         self._kept: dict[faults.Duplicate, list[Act]] = {}
         """What delivers requests that a proxy has kept."""
@@ -183,9 +185,12 @@ class Injector:
 
     def count(self, fault: faults.Fault, node: str = "") -> None:
         """It strikes, here and now: counted, and seen in the trace before what follows from it."""
-        kind = kind_of(fault)
-        self.struck[kind] += 1
-        self.world.emit(node, "fault", kind=kind, words=fault.words())
+        self.struck[kind_of(fault)] += 1
+        self.say(fault, node)
+
+    def say(self, fault: faults.Fault, node: str) -> None:
+        """Seen in the trace, and not counted."""
+        self.world.emit(node, "fault", kind=kind_of(fault), words=fault.words())
 
     def unless_healed(self, act: Act) -> None:
         if not self.healed:

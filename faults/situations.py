@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -185,8 +185,9 @@ def _survivors(d: Drawing, late_s: float) -> Faults:
 
 
 def _fenced(d: Drawing) -> Faults:
-    """One model server fences attempts whose calls are at work on the other."""
-    return _survivors(d, _between(d, 0.3, 3.0))
+    """One model server fences attempts whose calls are at work on the other, which may not see each fence at once."""
+    unseen = [faults.NotThere(policy, "exists", 1, 400) for policy in d.policies]
+    return *_survivors(d, _between(d, 0.3, 3.0)), *unseen
 
 
 def _locked(d: Drawing) -> Faults:
@@ -280,6 +281,17 @@ def _rotten(d: Drawing) -> Faults:
     bit = 8 * chance.randrange(1 << 13) + chance.randrange(3)  # a low one: JSON of other content, as often as not
     flip = faults.BitFlip(OnRow("collector.published", 2), chance.choice((2, 2, 4)), bit)
     return *asked, flip, faults.Crash((EVERYTHING,), OnRow("disk.flipped"), Restart("whole", 0.05))
+
+
+def _not_there(d: Drawing) -> Faults:
+    """A network file system says once of each name that there is nothing, from some time on; two checkpoints are taken,
+    and then everything dies and is restored."""
+    chance = d.chance
+    looks = chance.sample(get_args(faults.Look), chance.randint(2, 4))
+    nodes = (CONTROLLER, *d.policies, chance.choice(d.participants))
+    found = [faults.NotThere(node, look, chance.randint(1, 9), 400) for node in dict.fromkeys(nodes) for look in looks]
+    asked = [faults.Signal("SIGUSR1", At(_between(d, low, low + 0.3))) for low in (0.2, 0.7)]
+    return *found, *asked, _all_lost(d, 2)
 
 
 # ------------------------------------------------------------------------------------------------- checkpoints
@@ -380,6 +392,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_rotten, CAPTURABLE, {"every_s": None, "keep": 2}),
+    Situation(_not_there, ALL, OFTEN),
     Situation(_export_again, ALL, OFTEN),
     Situation(_commit_again, ALL, OFTEN),
     Situation(_uncertain, ALL, OFTEN),

@@ -121,6 +121,7 @@ _TITLES: Final[tuple[tuple[int, InvariantKind, str], ...]] = (
     (94, "S", "finished rows win over the checkpoint; nothing is dispatched before the restore is decided"),
     (95, "S", "one live collector owns a directory"),
     (96, "L", "a signal leads to a published checkpoint, or to an orderly stop that says why there is none"),
+    (97, "S", "what a whole checkpoint holds is given up only where it cannot be had back, or as told"),
     # Training side
     (100, "S", "tracing never blocks the event loop, never fails a run, and costs nothing when off"),
     (101, "S", "each attempt has exactly one terminal event over all runs"),

@@ -89,6 +89,13 @@ class SimFileSystem:
         """As `tree`, had everything unsynced been lost."""
         return self._tree(prefix, durable=True)
 
+    def holds(self, path: str) -> bool:
+        """Whether there is anything of this name now."""
+        try:
+            return self._lookup(path) is not None
+        except NotADirectoryError:
+            return False
+
     def flip(self, path: str, bit: int) -> None:
         """Rot at rest: invert one bit (taken modulo the size) of a non-empty file, for good."""
         inode = self._file(path)

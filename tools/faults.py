@@ -59,6 +59,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
         ("lost unsynced data, torn write, lost entry, rename not durable", "every crash, by the seed's choice"),
         ("ENOSPC, EDQUOT, EIO, EACCES, ESTALE, EINTR at the k-th call", "disk_error"),
         ("slow fsync", "slow_disk"),
+        ("ENOENT once of what is there", "not_there"),
         ("a bit flipped at rest", "bit_flip"),
     ),
     "signals": (("SIGTERM, SIGUSR1 at any await, twice, to the group", "signal"),),

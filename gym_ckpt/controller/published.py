@@ -16,7 +16,7 @@ import msgspec
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState, InvalidRolloutId
 from gym_ckpt.ports import Disk, FileSystem, Job
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import listed
+from gym_ckpt.storage.files import listed, names_in
 from gym_ckpt.storage.publication import published, read_collection
 from gym_ckpt.storage.verify import verify_checkpoint
 from gym_ckpt.types import ATTEMPT_MAX, EpisodeId
@@ -76,7 +76,7 @@ def participants_in(checkpoint_dir: str) -> Job[list[str]]:
     def job(fs: FileSystem) -> Generator[str, None, list[str]]:
         yield "checkpoint.list_participants"
         gym = layout.join(checkpoint_dir, layout.GYM)
-        return [f"{kind}/{name}" for kind in listed(fs, gym) for name in fs.listdir(layout.join(gym, kind))]
+        return [f"{kind}/{name}" for kind in listed(fs, gym) for name in names_in(fs, layout.join(gym, kind))]
 
     return job
 

@@ -29,7 +29,7 @@ from gym_ckpt.ports import FileSystem, Job, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.appendlog import AppendLog, Pick, open_log, read_lines
-from gym_ckpt.storage.files import chunks_of, there
+from gym_ckpt.storage.files import chunks_of, size_of, there
 from gym_ckpt.storage.ownership import OwnedDisk, RunName, claim_directory, claim_output, claim_run, look
 from gym_ckpt.storage.pruning import forget_all
 from gym_ckpt.words import counted
@@ -254,7 +254,7 @@ def refuse_existing(output: str) -> Job[None]:
     def job(fs: FileSystem) -> Generator[str, None, None]:
         yield "start.look"
         for path in (output, failures_path(output)):
-            if there(fs, path) and fs.size(path) > 0:
+            if there(fs, path) and size_of(fs, path) > 0:
                 raise ConfigError(
                     f"{path} exists and is not of this run: is collect.checkpoint_dir the right one? If so, move the "
                     "file away or choose another collect.output"

@@ -115,14 +115,33 @@ def there(fs: FileSystem, path: str) -> bool:
     return fs.exists(path) or fs.exists(path)
 
 
+def dir_there(fs: FileSystem, path: str) -> bool:
+    """Whether there is a directory of this name; a no is asked for twice, like `there`."""
+    return fs.is_dir(path) or fs.is_dir(path)
+
+
+def size_of(fs: FileSystem, path: str) -> int:
+    """Bytes of a file; that it is missing is asked for twice, like `there`."""
+    try:
+        return fs.size(path)
+    except FileNotFoundError:
+        return fs.size(path)
+
+
+def names_in(fs: FileSystem, path: str) -> list[str]:
+    """Names in a directory; that it is missing is asked for twice, like `there`. Raises `OSError`."""
+    try:
+        return fs.listdir(path)
+    except FileNotFoundError:
+        return fs.listdir(path)
+
+
 def listed(fs: FileSystem, path: str) -> list[str]:
-    """Names in a directory, none where there is no directory; that is asked for twice, like `there`."""
-    for _ in range(2):
-        try:
-            return fs.listdir(path)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-    return []
+    """As `names_in`; none where there is no directory."""
+    try:
+        return names_in(fs, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def chunks_of(fs: FileSystem, path: str, chunk_bytes: int) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import Disk, FileSystem, Job, Lock
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace, there
+from gym_ckpt.storage.files import Steps, make_dirs, read_bounded, replace, size_of, there
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file
 from gym_ckpt.wire import json
 
@@ -185,7 +185,7 @@ def look(run_dir: str, run: RunName) -> Job[Found]:
         yield "claim.read"
         new = _is_new(fs, run_dir, run)
         log = layout.dispatched(run_dir)
-        begun = not new and there(fs, log) and fs.size(log) > 0
+        begun = not new and there(fs, log) and size_of(fs, log) > 0
         traces = (layout.latest(run_dir), layout.checkpoints_dir(run_dir))
         return Found(new, begun and not any(there(fs, path) for path in traces))
 

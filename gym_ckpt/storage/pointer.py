@@ -18,7 +18,7 @@ from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import COLLECTION_MAX_BYTES, MANIFEST_MAX_BYTES
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import listed, read_bounded, reason, there
+from gym_ckpt.storage.files import dir_there, listed, read_bounded, reason, there
 from gym_ckpt.storage.manifest import MEND, SCHEMA_VERSION, damaged
 from gym_ckpt.types import check_checkpoint_id
 from gym_ckpt.wire import json
@@ -81,7 +81,7 @@ def read_collection_file(fs: FileSystem, run_dir: str, checkpoint_id: str) -> di
         value = json.loads(read_bounded(fs, path, COLLECTION_MAX_BYTES))
     except FileNotFoundError:
         directory = layout.checkpoint_dir(run_dir, checkpoint_id)
-        raise damaged(path if fs.is_dir(directory) else directory, "is missing") from None
+        raise damaged(path if dir_there(fs, directory) else directory, "is missing") from None
     except OSError as error:
         raise damaged(path, f"cannot be read ({reason(error)})", f"make it readable, or {MEND}") from error
     except ValueError as error:
@@ -132,7 +132,7 @@ def rebuilt(fs: FileSystem, run_dir: str) -> Pointer | None:
 def checkpoint_names(fs: FileSystem, run_dir: str) -> list[str]:
     """Checkpoint ids that have a directory, sorted; anything else that stands there is not ours to judge."""
     parent = layout.checkpoints_dir(run_dir)
-    return [name for name in listed(fs, parent) if _is_id(name) and fs.is_dir(layout.join(parent, name))]
+    return [name for name in listed(fs, parent) if _is_id(name) and dir_there(fs, layout.join(parent, name))]
 
 
 def still_there(fs: FileSystem, run_dir: str, names: Sequence[str]) -> list[str]:

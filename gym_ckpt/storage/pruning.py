@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import Steps, listed, reason, there
+from gym_ckpt.storage.files import Steps, dir_there, listed, reason, there
 from gym_ckpt.storage.pointer import checkpoint_names, read_pointer, rebuilt, still_there
 
 
@@ -127,7 +127,7 @@ class _Sweep:
             for instance in self._names(layout.join(gym, kind)):
                 participant = layout.join(gym, kind, instance)
                 yield from self.files(participant, which)
-                if sync and self._fs.is_dir(participant):
+                if sync and dir_there(self._fs, participant):
                     yield from self._try(participant, "prune.sync", self._fs.fsync_dir)
 
     def files(self, directory: str, which: Callable[[str], bool]) -> Steps[None]:
@@ -136,7 +136,7 @@ class _Sweep:
                 yield from self._try(layout.join(directory, name), "prune.unlink", self._fs.unlink)
 
     def _rmdir(self, path: str) -> Steps[None]:
-        if self._fs.is_dir(path) and not self._names(path):
+        if dir_there(self._fs, path) and not self._names(path):
             yield from self._try(path, "prune.rmdir", self._fs.rmdir)
 
     def _try(self, path: str, step: str, call: Callable[[str], None]) -> Steps[None]:

@@ -15,7 +15,7 @@ from gym_ckpt.errors import CheckpointConflict, InvalidCheckpointState
 from gym_ckpt.limits import PUBLISHED_LISTED_MAX
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest
-from gym_ckpt.storage.files import Steps, listed, make_dirs, replace, there
+from gym_ckpt.storage.files import Steps, listed, make_dirs, names_in, replace, there
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, damaged
 from gym_ckpt.storage.pointer import (
     DIGEST,
@@ -116,7 +116,7 @@ def _sync_participants(fs: FileSystem, directory: str, checkpoint_id: str) -> St
     if not kinds:
         return
     for kind in kinds:
-        for instance in fs.listdir(layout.join(gym, kind)):
+        for instance in names_in(fs, layout.join(gym, kind)):
             participant = layout.join(gym, kind, instance)
             found = manifest.read(fs, participant)
             path = layout.join(participant, layout.MANIFEST)

@@ -26,7 +26,7 @@ import msgspec
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import READ_HEAD_BYTES, STAGED_HEAD_MAX_BYTES, STAGED_MAX_BYTES
 from gym_ckpt.ports import Disk, Entropy, FileSystem, Job, Lock, Staged
-from gym_ckpt.storage.files import Steps, TooLong, make_dirs, read_bounded, write_new
+from gym_ckpt.storage.files import Steps, TooLong, chunks_of, make_dirs, names_in, read_bounded, write_new
 from gym_ckpt.storage.layout import check_instance, join, parent_of
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import InvalidStaging, StagedCall, encode_floats, encode_ids, staging_digest
@@ -112,7 +112,7 @@ def open_store(directory: str, instance: str) -> Job[None]:
         for path in (directory, own, locks):
             yield from make_dirs(fs, path, directory)
         yield "tokens.make_dirs"
-        there = set(fs.listdir(directory))
+        there = set(names_in(fs, directory))
         for number in range(256):
             if f"{number:02x}" not in there:
                 try:
@@ -143,7 +143,7 @@ def take_over(directory: str, instance: str) -> Job[Lock]:
         if own is None:
             raise OSError(errno.EAGAIN, f"another server {instance!r} uses this token store", directory)
         try:
-            for name in fs.listdir(join(directory, _STAGED)):
+            for name in names_in(fs, join(directory, _STAGED)):
                 lock = own if name == instance else fs.try_lock(join(directory, _LOCKS, name), name)
                 if lock is None:
                     continue  # it lives
@@ -162,7 +162,7 @@ def take_over(directory: str, instance: str) -> Job[Lock]:
 
 def _empty(fs: FileSystem, directory: str) -> Steps[None]:
     """Durably: the directory's server may begin once its lock is free, and must not see again what is gone."""
-    names = fs.listdir(directory)
+    names = names_in(fs, directory)
     for name in names:
         yield "tokens.sweep"
         try:
@@ -215,14 +215,14 @@ def drop(staged: Staged) -> Job[None]:
 def listed(fs: FileSystem, directory: str) -> list[str]:
     """Keys of the calls that are kept, sorted."""
     shards = (f"{number:02x}" for number in range(256))
-    return [key for shard in shards for key in fs.listdir(join(directory, shard)) if _KEY.fullmatch(key)]
+    return [key for shard in shards for key in names_in(fs, join(directory, shard)) if _KEY.fullmatch(key)]
 
 
 def staged_by(fs: FileSystem, directory: str, staging_key: str) -> str | None:
     """The capture key that a kept call says it was staged under; None when its file says nothing of the kind."""
     head = b""
     try:
-        for chunk in fs.read_chunks(path_of(directory, staging_key), READ_HEAD_BYTES):
+        for chunk in chunks_of(fs, path_of(directory, staging_key), READ_HEAD_BYTES):
             head += chunk
             if b"\n" in chunk or len(head) > STAGED_HEAD_MAX_BYTES:
                 break

@@ -13,7 +13,7 @@ from gym_ckpt.errors import InvalidCheckpointState
 from gym_ckpt.limits import COLLECTION_MAX_BYTES
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import layout, manifest
-from gym_ckpt.storage.files import Steps, read_bounded, reason
+from gym_ckpt.storage.files import Steps, listed, read_bounded, reason, size_of
 from gym_ckpt.storage.manifest import damaged
 from gym_ckpt.storage.records import verified_records
 from gym_ckpt.wire import json
@@ -98,7 +98,7 @@ def _participant(fs: FileSystem, report: Report, kind: str, instance: str, look:
         yield "verify.records"
         for record in verified_records(fs, directory, found):
             look(kind, instance, record)
-        size = fs.size(layout.join(directory, found.records_file))
+        size = size_of(fs, layout.join(directory, found.records_file))
     except InvalidCheckpointState as error:
         report.problems.append(error.detail)
     except OSError as error:
@@ -109,9 +109,7 @@ def _participant(fs: FileSystem, report: Report, kind: str, instance: str, look:
 
 def _names(fs: FileSystem, path: str, report: Report) -> list[str]:
     try:
-        return fs.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        return listed(fs, path)
     except OSError as error:
         report.problems.append(damaged(path, f"cannot be listed ({reason(error)})").detail)
         return []

@@ -8,6 +8,7 @@
     rest        INV-5, 53                                       ledger     INV-16, 19, 20, 42, 43, 44, 46, 62, 63, 65
     lineage     INV-4, 16, 36, 39, 64, 67                       ready      INV-10, 12, 23, 45
     calls       INV-13, 15, 22, 35, 47                       refused    INV-25
+    given_up    INV-97
 
 It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
 nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
@@ -28,6 +29,7 @@ from sim.oracle.disk import RunDirectory, Written
 from sim.oracle.files import Archive
 from sim.oracle.findings import Check, Findings, Violation
 from sim.oracle.gate import Arrivals, Fenced, Held, Present
+from sim.oracle.given_up import GivenUp
 from sim.oracle.known import Known
 from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
@@ -96,6 +98,7 @@ class Oracle:
             Boundary(findings, archive, agents),
             Charged(findings, archive),
             Refusals(findings, agents),
+            GivenUp(findings, world.disk, self.run_directory, CONTROLLER),
             Starts(findings, known, world.network, models),
             Waiting(findings, known),
             Strangers(findings, known),

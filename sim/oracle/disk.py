@@ -27,7 +27,7 @@ class RunDirectory(Check):
     def __init__(self, findings: Findings, disk: SimFileSystem, run_dir: str, keep: int, writer: str) -> None:
         super().__init__(findings)
         self._disk = disk
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._keep = keep
         self._writer = writer
         """Who writes the pointer."""
@@ -76,7 +76,7 @@ class RunDirectory(Check):
 
     def inspect(self, when: str) -> None:
         """Look at everything, unless nothing has changed since."""
-        live, durable = self._disk.tree(self._run_dir), self._disk.durable_tree(self._run_dir)
+        live, durable = self._disk.tree(self.run_dir), self._disk.durable_tree(self.run_dir)
         if (live, durable) == self._seen:
             self.look(48, None)
             return
@@ -88,7 +88,7 @@ class RunDirectory(Check):
 
     def _pointer(self, tree: Tree, when: str) -> None:
         try:
-            pointer = read_pointer(Picture(tree), self._run_dir)
+            pointer = read_pointer(Picture(tree), self.run_dir)
         except InvalidCheckpointState as error:
             self.look(48, f"{when}: {error.detail}")
             return
@@ -105,7 +105,7 @@ class RunDirectory(Check):
         Published is what the durable pointer names: one that reads new and is not synced yet may be taken back.
         """
         try:
-            pointer = read_pointer(Picture(durable), self._run_dir)
+            pointer = read_pointer(Picture(durable), self.run_dir)
         except InvalidCheckpointState:
             return  # seen above
         if pointer is not None:
@@ -120,13 +120,13 @@ class RunDirectory(Check):
         self._held = pointer.published[: self._keep]
 
     def _incomplete(self, tree: Tree, checkpoint_id: str) -> str | None:
-        root = layout.checkpoint_dir(self._run_dir, checkpoint_id) + "/"
+        root = layout.checkpoint_dir(self.run_dir, checkpoint_id) + "/"
         if checkpoint_id in self.rotten:
             return None
         files = {path: data for path, data in tree.items() if path.startswith(root)}
         if self._sound.get(checkpoint_id) == files:
             return None
-        why = incomplete(files, self._run_dir, checkpoint_id)
+        why = incomplete(files, self.run_dir, checkpoint_id)
         if why is None:
             self._sound[checkpoint_id] = files
         return why
@@ -146,7 +146,7 @@ class RunDirectory(Check):
 
     def kept(self) -> None:
         """INV-51, at rest: exactly `keep` published checkpoints are left, or all there ever were."""
-        live = self._disk.tree(self._run_dir)
+        live = self._disk.tree(self.run_dir)
         suffix = "/" + layout.COLLECTION
         there = [path for path in live if path.endswith(suffix)]
         wanted = len(self._held)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gym_ckpt.core.lineage import LedgerRow, Poison
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.files import Steps, names_in
 from gym_ckpt.storage.ledger.names import Ending, attempt_in, split_name
 from gym_ckpt.storage.ledger.rows import readable_lineage_of
 from gym_ckpt.types import EpisodeId
@@ -37,7 +37,7 @@ def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job
     def job(fs: FileSystem) -> Steps[list[Listed]]:
         yield "ledger.list"
         endings: dict[EpisodeId, set[Ending]] = {}
-        for name in fs.listdir(directory):
+        for name in names_in(fs, directory):
             split = split_name(name)
             at = attempt_in(split[0]) if split is not None else None
             if split is None or at is None:
@@ -61,7 +61,7 @@ def fenced(directory: str) -> Job[dict[str, int]]:
     def job(fs: FileSystem) -> Steps[dict[str, int]]:
         yield "ledger.list"
         highest: dict[str, int] = {}
-        for name in fs.listdir(directory):
+        for name in names_in(fs, directory):
             split = split_name(name)
             at = attempt_in(split[0]) if split is not None and split[1] is Ending.FENCE else None
             if at is not None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from gym_ckpt.limits import LEDGER_LOCKS
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import Steps, make_dirs
+from gym_ckpt.storage.files import Steps, make_dirs, names_in
 from gym_ckpt.storage.layout import join
 from gym_ckpt.storage.ledger.names import LOCKS, lock_number, lock_path, mould_path
 from gym_ckpt.types import EpisodeId
@@ -44,7 +44,7 @@ def open_ledger(directory: str) -> Job[None]:
         locks = join(directory, LOCKS)
         yield from make_dirs(fs, locks, directory)
         yield "ledger.make_locks"
-        there = set(fs.listdir(locks))
+        there = set(names_in(fs, locks))
         for path in (*(lock_path(directory, number) for number in range(LEDGER_LOCKS)), mould_path(directory)):
             if path.rpartition("/")[2] not in there:
                 try:

@@ -22,7 +22,7 @@ from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, belongs
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.files import Steps, names_in
 from gym_ckpt.storage.ledger.locking import each_locked, in_order
 from gym_ckpt.storage.ledger.names import LEDGER, Ending, attempt_in, path_of, split_name
 from gym_ckpt.storage.ledger.retiring import fence, unlink
@@ -139,7 +139,7 @@ def begin_restore(directory: str, scope: Iterable[EpisodeId], records: Sequence[
     def job(fs: FileSystem) -> Steps[Restore]:
         yield "ledger.list"
         found: Found = {episode.rollout_id: [] for episode in episodes}
-        for name in fs.listdir(directory):
+        for name in names_in(fs, directory):
             # Most names are others': look at one closely only when it may be of the scope.
             key = name.rpartition(".lineage.")[0]
             if key not in found and key.rpartition("-a")[0] not in found:

@@ -21,7 +21,7 @@ from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, parse_row, written_
 from gym_ckpt.errors import InvalidCheckpointState, NotLossless
 from gym_ckpt.limits import LEDGER_LINE_MAX_BYTES, POISON_DETAIL_MAX_CHARS, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import Steps, there
+from gym_ckpt.storage.files import Steps, chunks_of, there
 from gym_ckpt.storage.ledger.locking import Busy, locked
 from gym_ckpt.storage.ledger.names import Ending, path_of
 from gym_ckpt.storage.lines import LineTooLong, split_lines
@@ -226,7 +226,7 @@ class Scan:
     def values(self, fs: FileSystem) -> Iterator[tuple[int, Any]]:
         """Number and plain data of each whole line. Raises: InvalidCheckpointState."""
         try:
-            chunks = fs.read_chunks(self.path, READ_CHUNK_BYTES)
+            chunks = chunks_of(fs, self.path, READ_CHUNK_BYTES)
         except FileNotFoundError:
             return
         number = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gym_ckpt.errors import InvalidRolloutId
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage import tokens
-from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.files import Steps, names_in
 from gym_ckpt.storage.ledger.locking import lock_of
 from gym_ckpt.storage.ledger.names import Ending, attempt_in, path_of, split_name
 from gym_ckpt.storage.ledger.rows import Scan
@@ -42,7 +42,7 @@ def sweep(directory: str, token_dir: str, keep: Collection[str]) -> Job[Swept]:
         yield "ledger.list_tokens"
         there = tokens.listed(fs, token_dir)
         needed = set(keep)
-        for name in fs.listdir(directory):
+        for name in names_in(fs, directory):
             split = split_name(name)
             at = attempt_in(split[0]) if split is not None and split[1] is Ending.ROWS else None
             if at is not None:

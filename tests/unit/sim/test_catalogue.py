@@ -53,6 +53,7 @@ EXAMPLES: tuple[Fault, ...] = (
     faults.ClockJump("environment", 4000.0, At(0.5)),
     faults.DiskError("agent", "ENOSPC", 1, 2, "records.write"),
     faults.SlowDisk("controller", 0.5, 1, 2, "files.fsync"),
+    *(faults.NotThere("controller", look, 1, 30) for look in get_args(faults.Look)),
     faults.BitFlip(OnRow("collector.published", 2), 3, 77),
     faults.Signal("SIGTERM", At(0.7), 0.2, group=True),
     faults.SlowWorker(1.5, 1, 4, keep_alives=2),
