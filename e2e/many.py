@@ -90,8 +90,11 @@ class Many:
 
     def start_servers(self) -> None:
         for name in SERVERS:
-            words = ["serve", str(self.gym.config), "--server", name]
-            self.nursery.start(name, words, self.gym.folder / "logs" / f"{name}.log", self.strike(name))
+            self.start_server(name)
+
+    def start_server(self, name: str) -> None:
+        words = ["serve", str(self.gym.config), "--server", name]
+        self.nursery.start(name, words, self.gym.folder / "logs" / f"{name}.log", self.strike(name))
 
     def wait_ready(self) -> None:
         for number, name in enumerate(SERVERS):
