@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import anyio
-import click
 import msgspec
 
 from gym_ckpt.adapters.host import (
@@ -29,6 +28,7 @@ from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.cli.config_files import check_writable
 from gym_ckpt.cli.endings import Said, ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
+from gym_ckpt.cli.tell import tell
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.outcome import lines_of
@@ -61,17 +61,18 @@ def run_collect(config: str, *, resume: bool | None, as_json: bool) -> int:
     except (Exception, KeyboardInterrupt) as error:
         failed = _failed(error)
         if as_json:  # on standard error it is an event already
-            click.echo(encode(_summary(failed)).decode())
+            tell(encode(_summary(failed)).decode())
             raise Said(failed.exit_code) from error
         if not one_output():  # whoever runs the command says it on standard error
-            click.echo(failed.message)
+            tell(failed.message)
         raise
     if as_json:
-        click.echo(encode(_summary(outcome)).decode())
+        if not tell(encode(_summary(outcome)).decode()):
+            tell("gym-ckpt: the summary cannot be written to standard output", err=True)
     else:
         _print(outcome)
         if not one_output():
-            click.echo(outcome.message, err=True)
+            tell(outcome.message, err=True)
     return outcome.exit_code
 
 
@@ -122,7 +123,7 @@ def _failed(error: BaseException) -> Outcome:
 def _progress(as_json: bool) -> PlainProgress | RichProgress:
     if not as_json and sys.stderr.isatty() and sys.stdout.isatty():
         return RichProgress()
-    return PlainProgress(lambda line: click.echo(line, err=True), logged=TOLD if as_json else ())
+    return PlainProgress(lambda line: tell(line, err=True), logged=TOLD if as_json else ())
 
 
 async def _collect(
@@ -160,12 +161,12 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def _print(outcome: Outcome) -> None:
-    click.echo(outcome.message)
+    tell(outcome.message)
     summary = outcome.summary
     if summary.began:
         for line in lines_of(summary):
-            click.echo(f"  {line}")
+            tell(f"  {line}")
     for name, metric in summary.figures.metrics.items() if summary.figures is not None else ():
         if metric.mean is not None:
             between = f"{metric.low:.6g} to {metric.high:.6g}"
-            click.echo(f"  {name}: mean {metric.mean:.6g}, {between} over {counted(metric.count, 'row')}")
+            tell(f"  {name}: mean {metric.mean:.6g}, {between} over {counted(metric.count, 'row')}")

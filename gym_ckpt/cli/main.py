@@ -14,9 +14,11 @@ from typing import Final, NoReturn
 
 import click
 
+from gym_ckpt.adapters.streams import keep_standard_streams, let_go_of_streams
 from gym_ckpt.cli.endings import DID_NOT_HAPPEN, USAGE_ERROR, Said, ending_of
 from gym_ckpt.cli.numbers import Whole
 from gym_ckpt.cli.simulator import SimulatorGroup
+from gym_ckpt.cli.tell import tell
 
 CONFIG = click.argument("config", type=click.Path(dir_okay=False))
 DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
@@ -216,9 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = [word for word in given if word != "--debug"]
     if words[:1] == ["collect"]:  # its imports take seconds on a busy machine: a signal waits until it listens
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    keep_standard_streams()
     status = run(words, debug="--debug" in given)
     for late in SIGNALS:  # all is said: one that comes now would only change the status
         signal.signal(late, signal.SIG_IGN)
+    let_go_of_streams()
     sys.exit(status)
 
 
@@ -255,4 +259,4 @@ def _failed(error: BaseException, debug: bool) -> int:
 
 
 def _complain(text: str) -> None:
-    click.echo(f"gym-ckpt: {text}", err=True)
+    tell(f"gym-ckpt: {text}", err=True)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
-import click
 
 from gym_ckpt.adapters.host import die_with_parent, log_to_stderr, open_files_allowed, pid_file, shield_from_interrupt
 from gym_ckpt.adapters.supervisor import ServerDied, Supervisor, server_command
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.cli.config_types import suggestion
+from gym_ckpt.cli.tell import tell
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import SIGNALLED_TOGETHER_S
 from gym_ckpt.runtime.groups import Tasks
@@ -41,10 +41,10 @@ async def _supervise(config: str, settings: GymSettings, ignore_sigterm: bool) -
             async for number in signals:
                 if ignore_sigterm:
                     if number == signal.SIGTERM:
-                        click.echo("SIGTERM: ignored, as --ignore-sigterm says", err=True)
+                        tell("SIGTERM: ignored, as --ignore-sigterm says", err=True)
                         continue
                     await servers.kill_all()
-                click.echo(f"{number.name}: draining {counted(len(settings.servers), 'server')}", err=True)
+                tell(f"{number.name}: draining {counted(len(settings.servers), 'server')}", err=True)
                 tasks.cancel_scope.cancel()
                 break
             await servers.stop()
@@ -56,7 +56,7 @@ async def _run_servers(servers: Supervisor, config: str, settings: GymSettings, 
         await servers.start(name, replace(command, argv=(*command.argv, *IGNORE_SIGTERM[:ignore_sigterm])))
     await servers.wait_ready()
     for name, server in settings.servers.items():
-        click.echo(f"{name}: ready at {server.url}", err=True)
+        tell(f"{name}: ready at {server.url}", err=True)
     try:
         await servers.watch()
     except ServerDied:
@@ -66,7 +66,7 @@ async def _run_servers(servers: Supervisor, config: str, settings: GymSettings, 
 
 
 def _log(name: str, line: str) -> None:
-    click.echo(f"[{name}] {line}", err=True)
+    tell(f"[{name}] {line}", err=True)
 
 
 def serve_one(config: str, name: str, *, ignore_sigterm: bool = False) -> None:
@@ -91,7 +91,7 @@ async def _serve_until_told(settings: GymSettings, name: str, supervised: bool, 
 
         def ready() -> None:
             if not supervised:  # or its supervisor says so, once all are
-                click.echo(f"{name}: ready at {settings.url(name)}", err=True)
+                tell(f"{name}: ready at {settings.url(name)}", err=True)
 
         async def serve() -> None:
             await run_server(settings, name, ports, ready=ready)

@@ -6,6 +6,7 @@ Two looks: plain lines for logs and pipes, a bar on a terminal. Neither decides 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
@@ -165,7 +166,8 @@ class RichProgress(_Alive):
 
     def start(self, counts: Counts) -> None:
         self._pace = Pace(counts)
-        self._bar.start()
+        with suppress(OSError):  # the terminal may have gone; here and below
+            self._bar.start()
         self.update(counts)
 
     def update(self, counts: Counts) -> None:
@@ -176,7 +178,9 @@ class RichProgress(_Alive):
         self._bar.update(self._task, total=counts.rows, completed=counts.finished + counts.failed, figures=figures)
 
     def message(self, text: str, event: str = "") -> None:
-        self._bar.console.print(text, markup=False, highlight=False)
+        with suppress(OSError):
+            self._bar.console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
-        self._bar.stop()
+        with suppress(OSError):
+            self._bar.stop()
