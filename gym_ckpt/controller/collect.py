@@ -19,8 +19,9 @@ from gym_ckpt.controller.outcome import (
     NOTHING_SAVED,
     Outcome,
     Summary,
+    all_ended,
     before_dispatch,
-    complete,
+    changed,
     cut_short,
     stopped,
     unwritten,
@@ -271,7 +272,7 @@ class _Run:
         elif why is not None:
             outcome = unwritten(counts, self._in_force, self._settings.output, why)
         elif shared.collection.done or checkpointer is None:
-            outcome = complete(counts, failures_path(self._settings.output), resumable=checkpointer is not None)
+            outcome = all_ended(counts, failures_path(self._settings.output), resumable=checkpointer is not None)
         else:
             outcome = stopped(counts, checkpointer.previous, checkpointer.failure, checkpointer.nothing_to_save)
         return await self._summarized(outcome)
@@ -293,18 +294,21 @@ class _Run:
         shared, checkpointer = self._shared, self._checkpointer
         if shared is None:
             return outcome
-        figures = None
+        figures, counts, written = None, shared.collection.counts(), shared.rows.written
+        complete = shared.collection.done and written
         try:
             figures = await self._figures()
             if figures is None:
                 outcome = replace(outcome, message=f"{outcome.message}; no figures: the output is too long for a stop")
+            elif written and figures.rows != counts.finished:
+                complete, outcome = False, changed(outcome, counts, figures.rows, self._settings.output)
         except (OSError, ValueError) as error:
-            message = f"{outcome.message}; no figures: {error}"
+            complete, message = False, f"{outcome.message}; no figures: {error}"
             outcome = replace(outcome, exit_code=outcome.exit_code or 1, message=message)
         summary = Summary(
             figures=figures,
-            counts=shared.collection.counts(),
-            complete=shared.collection.done and shared.rows.written,
+            counts=counts,
+            complete=complete,
             began=True,
             finished_before=shared.finished_before,
             continued=shared.continued,

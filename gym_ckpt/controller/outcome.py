@@ -6,7 +6,7 @@ It must not know how to end one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -91,12 +91,19 @@ def unwritten(counts: Counts, checkpoint_id: str | None, output: str, why: str) 
     return Outcome(1, f"some finished rows are not in {output} ({why}), and run again: {rows}, {kept}; {RESUME}")
 
 
-def complete(counts: Counts, failures: str, *, resumable: bool) -> Outcome:
+def all_ended(counts: Counts, failures: str, *, resumable: bool) -> Outcome:
     """Every row ended. `resumable`: the run has a checkpoint_dir."""
     if counts.failed:
         again = "; to try them anew, remove that file and run this again with --resume" if resumable else ""
         return Outcome(1, f"{_finished(counts)}, {counts.failed} failed: see {failures}{again}")
     return Outcome(0, f"all {counted(counts.rows, 'row')} finished")
+
+
+def changed(outcome: Outcome, counts: Counts, rows: int, output: str) -> Outcome:
+    """The output does not hold what was written to it, however the run ended."""
+    held = f"{output} holds {counted(rows, 'row')}, and {counts.finished} have finished: it was changed meanwhile"
+    then = "run this again with --resume, and those that it lacks run again" if counts.finished > rows else "restore it"
+    return replace(outcome, exit_code=outcome.exit_code or 1, message=f"{outcome.message}; but {held}; {then}")
 
 
 def _finished(counts: Counts) -> str:

@@ -101,7 +101,9 @@ async def test_a_run_that_is_complete_but_for_one_row_waits_for_its_servers(benc
     bench.output.write_bytes(bench.output.read_bytes()[:-1])  # torn: it may be whole, and it may not
     assert (await bench.run(down(), resume_from_cache=True)).exit_code == 0, "it is"
     bench.output.write_bytes(bench.output.read_bytes()[:-2])
-    (bench.folder / "out_failures.jsonl").write_text('{"rollout_id": "row-0", "attempt": 0, "final": true}\n')
+    finished = json.loads(bench.output.read_bytes().splitlines()[0])["rollout_id"]  # counted once, not twice
+    failure = {"rollout_id": finished, "attempt": 0, "final": True}
+    (bench.folder / "out_failures.jsonl").write_text(f"{json.dumps(failure)}\n")
     cut = bench.output.read_bytes()
     with pytest.raises(NotCheckpointable):
         await bench.run(down(), resume_from_cache=True)
@@ -148,3 +150,37 @@ async def test_a_complete_run_with_a_row_too_many_is_refused_before_servers_are_
     with pytest.raises(InvalidCheckpointState, match="a row of zz, which the input lacks"):
         await bench.run(gym, resume_from_cache=True)
     assert gym.log == []
+
+
+@pytest.mark.parametrize("how", ["removed", "cut", "moved away", "torn", "doubled"])
+async def test_an_output_that_somebody_changed_meanwhile_is_not_called_whole(bench: Bench, how: str) -> None:
+    """Its open file goes on taking rows, wherever they then are."""
+    gym = gym_of()
+    gym.failing = {"row-5": ["late"]}
+
+    async def script() -> None:
+        await bench.until(lambda: len(bench.recorder.named("collector.row")) == bench.rows - 1)
+        if how == "removed":
+            bench.output.unlink()
+        elif how == "moved away":
+            bench.output.rename(bench.folder / "elsewhere")
+        elif how == "doubled":
+            bench.output.write_bytes(2 * bench.output.read_bytes())
+        else:
+            lines = bench.output.read_bytes().splitlines(keepends=True)
+            bench.output.write_bytes(b"".join(lines[:2]) + (lines[2][:9] if how == "torn" else b""))
+        gym.late.set()
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 1 and not outcome.summary.complete
+    assert outcome.message.startswith(f"all {bench.rows} rows finished; ")
+    if how in ("torn", "doubled"):
+        said = "no figures: " if how == "torn" else f"but {bench.output} holds 11 rows, and 6 have finished: "
+        assert said in outcome.message
+        return
+    rows = "3 rows" if how == "cut" else "0 rows"
+    assert (
+        f"but {bench.output} holds {rows}, and 6 have finished: it was changed meanwhile; run this" in outcome.message
+    )
+    assert (await bench.run(gym_of(), resume_from_cache=True)).exit_code == 0
+    bench.check_whole()
