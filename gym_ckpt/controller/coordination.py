@@ -215,8 +215,8 @@ class Coordination:
     ) -> None:
         """Stop refusing late calls of these rollouts, and drop what is kept per rollout. Raises as `retire`.
 
-        `ended`: all calls for them said that they were this run's, and no attempt was higher: copies of such calls are
-        refused for `FORGOTTEN_S` more, since a network may deliver one again when its rollout is over.
+        `ended`: all calls for them said that they were this run's, and this attempt was their last: copies of such
+        calls are refused for `FORGOTTEN_S` more, since a network may deliver one again when its rollout is over.
         """
         wanted = sorted(set(rollout_ids))
 

@@ -122,10 +122,13 @@ class Housekeeping:
         batch = shared.collection.forget_batch(limit)
         await shared.rows.sync()
         shared.ports.tracer.emit("collector.forget", episodes=keys(batch))
-        if shared.coordination is not None:
-            ended = Ended(shared.run, max((episode.attempt for episode in batch), default=0))
-            await shared.coordination.forget([episode.rollout_id for episode in batch], ended=ended)
-        shared.collection.forgotten(batch)
+        # By attempt: of a rollout that ended earlier than others, a later one is no late copy, but a run begun anew.
+        for attempt in sorted({episode.attempt for episode in batch}):
+            alike = [episode for episode in batch if episode.attempt == attempt]
+            if shared.coordination is not None:
+                ended = Ended(shared.run, attempt)
+                await shared.coordination.forget([episode.rollout_id for episode in alike], ended=ended)
+            shared.collection.forgotten(alike)
 
     def _retired(self, batch: Iterable[EpisodeId]) -> None:
         shared = self._shared

@@ -22,7 +22,7 @@ from gym_ckpt.types import ATTEMPT_MAX, EpisodeId
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Whose rollouts a forget is about: a run's name, and the highest attempt that it has sent of any of them."""
+    """Whose rollouts a forget is about: a run's name, and the highest attempt that it has sent of each of them."""
 
     run: str
     attempt: int

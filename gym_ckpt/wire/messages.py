@@ -26,8 +26,8 @@ CONTINUED_HEADER = "x-ng-checkpoint-continued"
 
 RUN_HEADER = "x-ng-checkpoint-run"
 """On a `/run`, and on each call that is made for it: the name of the run that has sent it. On a forget: that name, a
-space and the highest attempt of its rollouts; copies of their calls are refused for a while then. A header, because
-others refuse fields of a body that they do not know."""
+space and the highest attempt of each of its rollouts; copies of their calls are refused for a while then. A header,
+because others refuse fields of a body that they do not know."""
 
 M = TypeVar("M", bound=msgspec.Struct)
 

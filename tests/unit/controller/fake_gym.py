@@ -16,11 +16,12 @@ from typing import Any
 import anyio
 
 from gym_ckpt.adapters.posix import ThreadDisk
-from gym_ckpt.core.forgotten import Ended
+from gym_ckpt.core.forgotten import Ended, Forgotten
 from gym_ckpt.errors import AlreadyServing, CoordinationError, NotReady, ParticipantFailed, PeerLost, PeerUnreachable
 from gym_ckpt.ports import Disk, FileSystem, Headers, Ports, Reply
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire.messages import RUN_HEADER
 
 ENVIRONMENT = "http://env:1"
 
@@ -45,6 +46,7 @@ class FakeGym:
         self.runs: list[EpisodeId] = []
         self.retired: dict[str, int] = {}
         self.forgotten: list[str] = []
+        self.late_copies = Forgotten()
         self.closed = False
         self.open = anyio.Event()
         self.open.set()
@@ -81,6 +83,8 @@ class FakeGym:
         assert timeout_s is None, "episodes have no time-out here"
         self.serving = True
         self.runs.append(episode)
+        if self.late_copies.refuses(episode, dict(headers).get(RUN_HEADER), anyio.current_time()):
+            return Reply(409, (), b'{"error":{"code":"stale_attempt","detail":"a late copy"}}')
         if self.busy_at and len(self.runs) >= self.busy_at:
             self.busy.set()
         plan = self.failing.get(episode.rollout_id, [])
@@ -204,6 +208,7 @@ class FakeGym:
         self._ask("forget", wanted)
         self.on_forget()
         self.forgotten += wanted
+        self.late_copies.add(wanted, ended, anyio.current_time())
 
     def asked(self, what: str) -> list[Any]:
         return [detail for name, detail in self.log if name == what]

@@ -345,6 +345,18 @@ async def test_starting_anew_forgets_checkpoints_and_rows_but_not_what_may_still
     assert bench.checkpoints() == []
 
 
+async def test_a_run_begun_anew_on_the_same_servers_is_served_at_once(bench: Bench) -> None:
+    """What a forget has servers refuse are copies of what was sent, by rollout: not by the unluckiest of a batch."""
+    gym = gym_of()
+    gym.failing = {"row-0": ["lose"] * 3}
+    await bench.run(gym)
+    assert max(gym.runs) == EpisodeId("row-5", 0) and EpisodeId("row-0", 3) in gym.runs
+    gym.runs.clear()
+    await bench.run(gym)
+    bench.check_whole()
+    assert len(gym.runs) == bench.rows, "each row was sent once"
+
+
 async def test_a_torn_last_row_is_cut_off_and_its_rollout_runs_again(bench: Bench) -> None:
     await bench.run(gym_of())
     whole = bench.output.read_bytes()
