@@ -36,7 +36,7 @@ from gym_ckpt.storage import layout, pruning, publication
 from gym_ckpt.storage.abort import AbortFlag
 from gym_ckpt.storage.files import replace as replace_file
 from gym_ckpt.storage.manifest import SCHEMA_VERSION
-from gym_ckpt.storage.pointer import DIGEST, Pointer, collection_digest
+from gym_ckpt.storage.pointer import DIGEST, Pointer, collection_digest, read_or_rebuilt
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import RestoreReply, RestoreRequest, RetireReply, RetireRequest, refs, scope_of
@@ -95,7 +95,7 @@ def no_directory_fsync() -> Patches:
 def pointer_first() -> Patches:
     def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str) -> Job[int]:
         def job(fs: FileSystem) -> Generator[str, None, int]:
-            pointer = publication._usable_pointer(fs, run_dir)
+            pointer, _ = read_or_rebuilt(fs, run_dir)
             latest = Pointer(
                 schema_version=SCHEMA_VERSION,
                 checkpoint_id=checkpoint_id,

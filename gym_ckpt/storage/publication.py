@@ -25,7 +25,6 @@ from gym_ckpt.storage.pointer import (
     read_collection_file,
     read_or_rebuilt,
     read_pointer,
-    rebuilt,
     still_there,
 )
 from gym_ckpt.wire import json
@@ -55,7 +54,7 @@ def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attemp
     def job(fs: FileSystem) -> Generator[str, None, int]:
         directory = layout.checkpoint_dir(run_dir, checkpoint_id)
         yield "publish.look"
-        pointer = _usable_pointer(fs, run_dir)
+        pointer, _ = read_or_rebuilt(fs, run_dir)  # damaged or lost, it takes none of those before with it
         sequence = _next_sequence(fs, run_dir, pointer)
         if pointer is not None and checkpoint_id in pointer.published:
             _check_same(fs, run_dir, checkpoint_id, collection, pointer)
@@ -77,14 +76,6 @@ def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attemp
         return sequence
 
     return job
-
-
-def _usable_pointer(fs: FileSystem, run_dir: str) -> Pointer | None:
-    """The pointer; where it is damaged, the best that the directories say, so that the next checkpoint is possible."""
-    try:
-        return read_pointer(fs, run_dir)
-    except InvalidCheckpointState:
-        return rebuilt(fs, run_dir)
 
 
 def _next_sequence(fs: FileSystem, run_dir: str, pointer: Pointer | None) -> int:

@@ -306,8 +306,20 @@ def test_a_lost_pointer_is_said_and_rebuilt() -> None:
     found = run(disk.view("x"), published(RUN))
     assert found.checkpoint_ids == ("c2", "c1"), "not c3, which has no collection"
     assert found.damage is not None and "LATEST: is missing" in found.damage
-    checkpoint(disk, "c4", tokens)
-    assert run(disk.view("x"), published(RUN)) == Published(("c4",)), "the order of publication is a pointer's"
+
+
+def test_a_lost_pointer_takes_no_kept_checkpoint_with_it() -> None:
+    disk, tokens = with_first(0, journalled=True)
+    checkpoint(disk, "c2", tokens)
+    disk.view("x").unlink(layout.latest(RUN))
+    assert run(disk.view("x"), prune(RUN, keep=2)).removed == (), "a run that takes none of its own tidies up, too"
+    checkpoint(disk, "c0", tokens)
+    assert run(disk.view("x"), published(RUN)) == Published(("c0", "c2", "c1"))
+    assert run(disk.view("x"), prune(RUN, keep=2)).removed == ("c1",)
+    assert_sound(disk, "c2")
+    disk.view("x").unlink(layout.latest(RUN))
+    checkpoint(disk, "c0", tokens)
+    assert run(disk.view("x"), published(RUN)) == Published(("c0", "c2")), "published again, it is the same publication"
 
 
 def test_before_the_first_publication_nothing_is_amiss() -> None:
