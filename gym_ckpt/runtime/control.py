@@ -23,7 +23,7 @@ from gym_ckpt.runtime.importing import Imports
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant
 from gym_ckpt.runtime.serialized import Serialized, refuse_late, within
-from gym_ckpt.runtime.transfer import export_scope
+from gym_ckpt.runtime.transfer import LastWrite, export_scope
 from gym_ckpt.storage.records import AbortFlag
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire.messages import (
@@ -67,6 +67,7 @@ class ControlPlane:
         self._settled: Outcome[None] = Outcome()
         self._settling = anyio.CancelScope()
         self._committed: Outcome[CommitReply] = Outcome()
+        self._last_write = LastWrite()
         self._imports = Imports(participant, tasks)
 
     @property
@@ -95,6 +96,7 @@ class ControlPlane:
         """Close, settle, and wait for readiness; at the deadline reply with the blockers, still closed (INV-10)."""
         until, lease = self._times(request)
         refuse_late(until, "prepare")
+        self._last_write.refuse_behind(request.checkpoint_id)
         event = phases.Prepare(request.checkpoint_id, lease)
         await self._locked(until, lambda: event)
         settled, book = self._settled, self._admission.book
@@ -306,6 +308,7 @@ class ControlPlane:
                 self._tasks.start_soon(self._settle, self._opened(), self._settled, self._settling)
             case Action.EXPORT:
                 self._committed, self._abort = Outcome(), AbortFlag()
+                self._last_write = LastWrite(self._opened(), self._target().directory, self._committed)
                 self._tasks.start_soon(self._export, self._opened(), self._target(), self._committed, self._abort)
             case Action.STOP_WRITING:
                 self._abort.abort()

@@ -6,6 +6,7 @@ Knows neither phases nor leases: the control plane says when, and what becomes o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,11 +22,31 @@ from gym_ckpt.errors import (
 )
 from gym_ckpt.invariants import within_scope
 from gym_ckpt.limits import RECORD_MAX_BYTES
+from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, digests
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, instances_of, read_records, write_records
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CommitReply, ManifestInfo, RestoreReply
+
+
+@dataclass(frozen=True, slots=True)
+class LastWrite:
+    """The last export and write of a checkpoint; at first none. `outcome`: its own."""
+
+    checkpoint_id: str = ""
+    directory: str = ""
+    outcome: Outcome[CommitReply] | None = None
+
+    def refuse_behind(self, checkpoint_id: str) -> None:
+        """Raises `Unavailable` while that of another checkpoint has not ended, though it was told to stop.
+
+        It holds a thread of the disk: one more would hang with each checkpoint until none was left, and with the
+        checkpoint's disk the ledger, on a disk that is well, would stand still.
+        """
+        if self.outcome is not None and not self.outcome.done and self.checkpoint_id != checkpoint_id:
+            what = f"the write of checkpoint {self.checkpoint_id} into {self.directory}"
+            raise Unavailable(f"{what} was told to stop and has not ended: that disk, or the export before it, hangs")
 
 
 async def export_scope(participant: Participant, checkpoint_id: str, target: Target, abort: AbortFlag) -> CommitReply:
