@@ -104,13 +104,12 @@ class Checkpointer:
             async with shared.checkpoint_lock:
                 began = min(anyio.current_time(), shared.interrupts.told)
                 until = min(until, began + shared.settings.checkpoint_timeout_s)
-                left_s = until - anyio.current_time()
-                if left_s <= 0:
+                if until <= anyio.current_time():
                     break
                 try:
                     if shared.ended.is_set():
                         raise Missed(shared.fatal or "the run is ending, and nothing is left to save")
-                    return await self._closed_take(left_s, left_s if last else PREPARE_SHARE * left_s)
+                    return await self._closed_take(until, 1.0 if last else PREPARE_SHARE)
                 except Missed as missed:
                     failure = str(missed)
                     again = not last and bool(missed.blockers)
@@ -134,19 +133,23 @@ class Checkpointer:
                     return f"{failure}; its blockers could not be retired in time{self._taking.no_answer()}"
         return failure
 
-    async def _closed_take(self, budget_s: float, prepare_s: float) -> Taken:
+    async def _closed_take(self, until: float, prepare_share: float) -> Taken:
         """One try, with no row starting until it is over, or ever again when the run stops with it."""
         shared = self._shared
-        async with shared.dispatch_gate:
-            shared.collection.open_checkpoint()
-            shared.ports.tracer.emit("collector.checkpoint_opened")
-            try:
-                return await self._taking.take(budget_s, prepare_s)
-            finally:
-                if not shared.left_closed:
-                    shared.collection.close_checkpoint()
-                    shared.ports.tracer.emit("collector.checkpoint_closed")
-                    shared.changed()
+        with anyio.CancelScope(deadline=until) as waiting:
+            async with shared.dispatch_gate:
+                waiting.deadline = math.inf
+                left_s = max(until - anyio.current_time(), 0.0)
+                shared.collection.open_checkpoint()
+                shared.ports.tracer.emit("collector.checkpoint_opened")
+                try:
+                    return await self._taking.take(left_s, prepare_share * left_s)
+                finally:
+                    if not shared.left_closed:
+                        shared.collection.close_checkpoint()
+                        shared.ports.tracer.emit("collector.checkpoint_closed")
+                        shared.changed()
+        raise Missed("the dispatch log hangs: no checkpoint is taken while rows are being written to it")
 
     def _in_force(self) -> str:
         return f"checkpoint {self.previous} stays in force" if self.previous else "there is none before it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from faults.catalogue import At, Crash, OnPhase, OnRow, Pause, Signal, When
+from faults.catalogue import At, Crash, DelayAtProbe, OnPhase, OnRow, Pause, Signal, When
 from faults.plan import Setup
 from gym_ckpt.limits import STOP_REST_S
 from tests.scenario.test_collection import EVERYTHING, WHOLE, play, seen
@@ -67,3 +67,16 @@ def test_a_stop_gives_a_server_that_hangs_no_time_beyond_its_own(node: str, when
     signal, ended = seen(verdict, "collector.signal")[0], seen(verdict, "collector.exit")[0]
     assert ended.fields["status"] == 1 and node in ended.fields["message"], ended.fields
     assert ended.t - signal.t < timeout_s + STOP_REST_S + 1.0, "one rest on the way out, and what is done at once"
+
+
+@pytest.mark.parametrize("delay_s", [3.0, 40.0])
+def test_a_stop_counts_the_time_for_which_a_dispatch_keeps_it_waiting(delay_s: float) -> None:
+    """A dispatch that is being logged holds the gate; what a slow disk takes there is not given once more."""
+    timeout_s = 5.0
+    slow = DelayAtProbe("collector.dispatch_logged", delay_s, k=2)
+    hangs = Pause("agent", OnRow("collector.signal"), 300.0)
+    sigterm = Signal("SIGTERM", OnRow("collector.settled", 2))
+    verdict = play(slow, sigterm, hangs, setup=Setup(workload=4, timeout_s=timeout_s))
+    signal, ended = seen(verdict, "collector.signal")[0], seen(verdict, "collector.exit")[0]
+    assert ended.fields["status"] == 1, ended.fields
+    assert ended.t - signal.t < timeout_s + STOP_REST_S + 1.0
