@@ -16,6 +16,7 @@ from gym_ckpt.core.coordination import Member
 from gym_ckpt.errors import (
     DeadlineExceeded,
     GymCkptError,
+    InvalidCheckpointState,
     ParticipantFailed,
     StaleCheckpoint,
     TransportError,
@@ -36,6 +37,9 @@ from gym_ckpt.types import Kind
 from gym_ckpt.wire.messages import CONTROL_PREFIX, Status, decode, encode
 
 RENEW: Final = "renew"
+
+SILENCE: Final = 2
+"""... of a server says less than whatever one that answers says."""
 
 R = TypeVar("R")
 M = TypeVar("M", bound=msgspec.Struct)
@@ -107,6 +111,31 @@ class ControlCalls:
 
         return await self._repeated(member.name, operation, once, until)
 
+    async def of_all(
+        self,
+        members: Sequence[Member],
+        operation: str,
+        request: Callable[[Times], msgspec.Struct],
+        reply_type: type[M],
+        until: float,
+    ) -> list[M]:
+        """One operation on all of them at once, which is nothing unless all of them do it.
+
+        So the first that refuses ends the calls of the others: the gym is closed, and waits for no answer that cannot
+        change anything. What they do all the same is undone by whoever undoes the whole.
+
+        Raises:
+            ParticipantFailed: as `each` chooses.
+        """
+        cut_off = dict(self.waiting.cut_off)
+        try:
+            return await each(
+                members, lambda member: self.call(member, operation, request, reply_type, until), or_none=True
+            )
+        except ParticipantFailed:
+            self.waiting.cut_off = cut_off  # nobody was too slow
+            raise
+
     async def _repeated(self, server: str, operation: str, once: Callable[[float], Awaitable[R]], until: float) -> R:
         pause = CONTROL_RETRY_FIRST_S
         while True:
@@ -115,14 +144,11 @@ class ControlCalls:
             try:
                 # A reply that the receiver holds back until the deadline needs a little longer than that to arrive.
                 reply = await once(min(left, CONTROL_ATTEMPT_TIMEOUT_S) + CONTROL_RETRY_MAX_S)
-            except (TransportError, Unavailable, DeadlineExceeded) as error:
-                failure: GymCkptError = error
             except GymCkptError as error:
-                if isinstance(error, PeerRefused) and error.status >= 500:
-                    failure = error
-                else:
+                if _is_final(error):
                     self.waiting.answered(server, operation)
                     raise ParticipantFailed(server, operation, error) from None
+                failure = error
             except BaseException:
                 self.waiting.cut(server, operation)
                 raise
@@ -231,8 +257,12 @@ def to_what(servers: Mapping[str, str]) -> str:
     return ", ".join(f"{server} (to {operation})" for server, operation in sorted(servers.items()))
 
 
-async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> list[T]:
-    """`one` for every item at the same time; results in order. Waits for all; then raises the first error."""
+async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]], *, or_none: bool = False) -> list[T]:
+    """`one` for every item at the same time; results in order.
+
+    Waits for all, or where it is all of them `or_none`, until one is refused for good. Raises the error that says most:
+    that a server will not have a state, then another refusal, then a silence; of several the first in order.
+    """
     results: dict[int, T] = {}
     failures: dict[int, GymCkptError] = {}
 
@@ -241,15 +271,33 @@ async def each(items: Sequence[Item], one: Callable[[Item], Awaitable[T]]) -> li
             results[index] = await one(item)
         except GymCkptError as error:
             failures[index] = error
+            if or_none and _says(error) < SILENCE:
+                together.cancel()
 
     last = len(items) - 1
+    together = anyio.CancelScope()
     if last > 0:
         async with Tasks() as tasks:
+            together = tasks.cancel_scope
             for index in range(last):
                 tasks.start_soon(run, index, items[index])
             await run(last, items[last])  # one is done here: a task costs more than what most of them do
     elif not last:
         await run(0, items[0])
     if failures:
-        raise failures[min(failures)]
+        raise failures[min(failures, key=lambda index: (_says(failures[index]), index))]
     return [results[index] for index in range(len(items))]
+
+
+def _is_final(error: GymCkptError) -> bool:
+    """Whether asking again cannot help."""
+    if isinstance(error, PeerRefused):
+        return error.status < 500
+    return not isinstance(error, (TransportError, Unavailable, DeadlineExceeded))
+
+
+def _says(error: GymCkptError) -> int:
+    cause = error.error if isinstance(error, ParticipantFailed) else error
+    if isinstance(cause, InvalidCheckpointState):
+        return 0
+    return 1 if _is_final(cause) else SILENCE

@@ -167,9 +167,7 @@ class Coordination:
 
         done = False
         try:
-            replies = await each(
-                self._members, lambda member: self._calls.call(member, "restore", request, RestoreReply, until)
-            )
+            replies = await self._calls.of_all(self._members, "restore", request, RestoreReply, until)
             answered = list(zip(self._members, replies, strict=True))
             installed = rules.installed(wanted, answered)
             self.saved = rules.saved(answered)
@@ -268,9 +266,7 @@ class Coordination:
                 budget_s=times[1],
             )
 
-        replies = await each(
-            self._members, lambda member: self._calls.call(member, "commit", request, CommitReply, opened.until)
-        )
+        replies = await self._calls.of_all(self._members, "commit", request, CommitReply, opened.until)
         return rules.committed(wanted, list(zip(self._members, replies, strict=True)))
 
     async def _keep_lease(self, checkpoint_id: str, budget_s: float) -> None:
