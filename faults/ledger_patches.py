@@ -152,7 +152,28 @@ def copy_tried() -> Patches:
     return [(LedgerBook, "stage", stage), (LedgerBook, "book", book)]
 
 
+def retire_not_synced() -> Patches:
+    return [(retiring, "_durably", mutated(retiring._durably, "fs.fsync_dir(directory)", "pass"))]
+
+
+def restore_not_synced() -> Patches:
+    old = "fs.fsync_dir(work.directory)"
+    return [(ledger, "continue_restore", mutated(restoring.continue_restore, old, "pass"))]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "fences-of-a-retire-not-durable",
+        "a retire answers before its fences are durable",
+        "INV-36",
+        retire_not_synced,
+    ),
+    Bug(
+        "fences-of-a-restore-not-durable",
+        "a restore answers before its fences are durable",
+        "INV-63",
+        restore_not_synced,
+    ),
     Bug(
         "copy-poisons-the-original",
         "a copy of a delivered call is written like any other, and its failure poisons the row that stands",

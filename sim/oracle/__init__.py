@@ -9,6 +9,7 @@
     lineage     INV-4, 16, 36, 39, 64, 67                       ready      INV-10, 12, 23, 45
     calls       INV-13, 15, 22, 35, 47                       refused    INV-25
     given_up    INV-97
+    fences      INV-36, 63
 
 It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
 nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
@@ -26,6 +27,7 @@ from sim.oracle.charged import Charged
 from sim.oracle.collector import Asked, Dispatching, Stops
 from sim.oracle.contents import Delivered, Scope
 from sim.oracle.disk import RunDirectory, Written
+from sim.oracle.fences import Fences
 from sim.oracle.files import Archive
 from sim.oracle.findings import Check, Findings, Violation
 from sim.oracle.gate import Arrivals, Fenced, Held, Present
@@ -112,7 +114,7 @@ class Oracle:
             writing = Writing(findings, shelf, models)
             self._lineages = Lineages(findings, world.disk, shelf, writing, models)
             carried = Carried(findings, archive, world.disk, shelf, writing, models)
-            self._checks = (*self._checks, writing, carried, Owed(findings), self._lineages)
+            self._checks = (*self._checks, writing, carried, Owed(findings), Fences(findings, shelf, models), self._lineages)
         self._finished = False
         self.acknowledged: Counter[str] = Counter()
 

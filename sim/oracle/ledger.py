@@ -43,9 +43,9 @@ class Shelf:
     def hidden(self, key: str) -> set[str]:
         return {entry["model_call_id"] for entry in self.lines(key + POISON) if entry["reason"] == "row_write_failed"}
 
-    def has(self, name: str) -> bool:
+    def has(self, name: str, *, durable: bool = False) -> bool:
         path = f"{self.directory}/{name}"
-        return path in self._disk.tree(path)
+        return path in (self._disk.durable_tree(path) if durable else self._disk.tree(path))
 
     def names(self) -> list[str]:
         """Files of capture keys, sorted."""
