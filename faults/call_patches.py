@@ -250,7 +250,18 @@ def errors_become_rows() -> Patches:
     return [(EnvironmentParticipant, "_to_the_end", mutated(EnvironmentParticipant._to_the_end, old, new))]
 
 
+def errors_not_held() -> Patches:
+    old = "        await self.work.begin()\n        self._told_error()\n"
+    return [(GatedCall, "refuse", mutated(GatedCall.refuse, old.replace("        ", "    "), ""))]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "errors-not-held",
+        "that there is no answer is said while admission is closed",
+        "INV-11",
+        errors_not_held,
+    ),
     Bug(
         "prepare-waits-for-calls",
         "prepare waits until every call that was admitted has its answer",

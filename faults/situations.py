@@ -101,6 +101,14 @@ def _overloaded(d: Drawing) -> Faults:
     return *(full(d, At(at_s), for_s, worker) for worker in d.workers), asked
 
 
+def _no_answer(d: Drawing) -> Faults:
+    """The inference workers die as a gate closes, and their calls are without an answer while it is closed."""
+    back = Restart("alone", _between(d, 0.0, 0.5))
+    gone = [faults.Crash((each,), OnRow("admission.closed", d.chance.randint(1, 6)), back) for each in d.workers]
+    slow = [faults.SlowWorker(_between(d, 0.1, 0.6), 1, 30, worker=each) for each in d.workers]
+    return *slow, *gone
+
+
 def _not_staged(d: Drawing) -> Faults:
     """Tokens of a call cannot be staged."""
     chance = d.chance
@@ -378,6 +386,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_overloaded, ALL, {**OFTEN, "timeout_s": 1.5}),
     Situation(_broken_off, PASSED_ON),
     Situation(_not_staged, CAPTURED),
+    Situation(_no_answer, ALL, OFTEN),
     Situation(_poisoned, CAPTURED, {"every_s": None}),
     Situation(_on_the_wire, ALL, OFTEN),
     Situation(_asked_in_checkpoint, tuple(number for number in ALL if number % 4 == 0), {"every_s": None}),

@@ -11,7 +11,7 @@ Must not know what travels over it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -166,8 +166,7 @@ class Network:
         fate = self.fates.exchange(src.name, dst_name, method, target.path)
         exchange = self._exchange(src, dst, fate, method)
         exchange.whole = whole
-        shown = self.shown
-        fields = {shown[key.lower()]: value for key, value in headers if key.lower() in shown} if shown else {}
+        fields = self._told(headers)
         exchange.tap = self.tap if fields else None
         self.emit(src.name, "net.request", x=exchange.number, dst=dst_name, method=method, path=target.path, **fields)
         there_and_back = fate.request_latency_s + fate.reply_latency_s
@@ -200,6 +199,10 @@ class Network:
             exchange.timer = clock.call_after(timeout_s, exchange.fail, late)
         return exchange
 
+    def _told(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+        shown = self.shown
+        return {shown[key.lower()]: value for key, value in headers if key.lower() in shown} if shown else {}
+
     def _exchange(self, src: Epoch, dst: Epoch | None, fate: ExchangeFate, method: str) -> Exchange:
         self._number += 1
         exchange = Exchange(self, self._number, src, dst, fate, method)
@@ -219,7 +222,8 @@ class Network:
     def _arrive_again(self, listener: Listener, fate: ExchangeFate, scope: dict[str, Any], body: bytes) -> None:
         calm = ExchangeFate(request_latency_s=fate.request_latency_s, reply_latency_s=fate.reply_latency_s)
         ghost = self._exchange(self._nobody, listener.epoch, calm, scope["method"])
-        self.emit("network", "net.duplicate", x=ghost.number, path=scope["path"])
+        fields = self._told((key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"])
+        self.emit("network", "net.duplicate", x=ghost.number, path=scope["path"], **fields)
         self._arrive(ghost, listener, {**scope, "headers": list(scope["headers"])}, body)
 
     def _turn_away(self, exchange: Exchange, listener: Listener, answer: TurnedAway) -> None:

@@ -100,7 +100,9 @@ class GatedCall:
             self.ports.tracer.emit("gate.held", episode=self.episode.key, call=self.call_id)
         await self.ports.probe("gate.before_start")
         await self.work.begin()
-        if entry is not None:
+        if entry is None:
+            self._told_error()
+        else:
             await self.book.book(entry)
         await self.ports.probe("gate.row_written")
 
@@ -109,6 +111,10 @@ class GatedCall:
         if self.admission.book.closed and not self.work.working:
             self.ports.tracer.emit("gate.held", episode=self.episode.key, call=self.call_id)
         await self.work.begin()
+        self._told_error()
+
+    def _told_error(self) -> None:
+        self.ports.tracer.emit("gate.error", episode=self.episode.key, call=self.call_id)
 
     def entry(self) -> Entry:
         """Of an answer whose tokens are not captured."""

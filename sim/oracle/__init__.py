@@ -114,7 +114,14 @@ class Oracle:
             writing = Writing(findings, shelf, models)
             self._lineages = Lineages(findings, world.disk, shelf, writing, models)
             carried = Carried(findings, archive, world.disk, shelf, writing, models)
-            self._checks = (*self._checks, writing, carried, Owed(findings), Fences(findings, shelf, models), self._lineages)
+            self._checks = (
+                *self._checks,
+                writing,
+                carried,
+                Owed(findings),
+                Fences(findings, shelf, models),
+                self._lineages,
+            )
         self._finished = False
         self.acknowledged: Counter[str] = Counter()
 

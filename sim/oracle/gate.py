@@ -18,23 +18,29 @@ LEFT_S = 0.1
 """A call whose caller its server has seen go is out of the books by then."""
 REFUSALS = frozenset({409, 503})
 """How a server would refuse a call because of a checkpoint."""
+CRASHED = 500
+"""How a server answers for a handler that raised: nothing is held that nobody has thought of."""
 GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class Held(Check):
-    """INV-11: no answer starts while the gate is closed. INV-16: none leaves it before it has started."""
+    """INV-11: while the gate is closed neither an answer nor an error of an admitted call starts that had no leave before.
+
+    INV-16: no answer leaves before it has started.
+    """
 
     def __init__(self, findings: Findings, known: Known, models: frozenset[str]) -> None:
         super().__init__(findings)
         self._known = known
         self._models = models
-        self._calls: set[int] = set()
-        """Exchanges that are gated calls, until their answer's head."""
-        self._asked: dict[int, str] = {}
-        self._undelivered: Counter[str] = Counter()
-        """By server: calls whose answer has started and whose head has not left."""
-        self._early: Counter[str] = Counter()
-        """By server: streams whose head has left with nothing but keep-alives, as they may (INV-13 sees the data)."""
+        self._asked: dict[int, tuple[str, EpisodeId | None]] = {}
+        """By exchange: call and episode, until the head of what is said to it."""
+        self._admitted: Counter[tuple[str, str]] = Counter()
+        """By server and call: admissions to which nothing was said."""
+        self._begun: Counter[tuple[str, str]] = Counter()
+        """... that have leave to say something, and whose head has not left"""
+        self._early: set[tuple[str, str]] = set()
+        """Streams whose head has left with nothing but keep-alives, as they may (INV-13 sees the data)."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -43,57 +49,72 @@ class Held(Check):
             "net.duplicate": self._request,
             "net.arrived": self._arrived,
             "net.head": self._head,
+            "gate.admitted": self._admit,
             "gate.held": self._held,
             "gate.started": self._start,
+            "gate.error": self._error,
             "gate.withdrawn": self._withdrawn,
         }
 
     def _new_life(self, row: Row) -> None:
-        self._undelivered[row.node] = self._early[row.node] = 0
+        for book in (self._admitted, self._begun):
+            for key in [key for key in book if key[0] == row.node]:
+                del book[key]
+        self._early = {key for key in self._early if key[0] != row.node}
 
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
-        if path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
-            self._calls.add(row.fields["x"])
+        if "call" in row.fields and path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
+            self._asked[row.fields["x"]] = row.fields["call"], caller(path)
 
     def _arrived(self, row: Row) -> None:
         if row.node not in self._models:
-            self._calls.discard(row.fields["x"])
+            self._asked.pop(row.fields["x"], None)
+
+    def _admit(self, row: Row) -> None:
+        self._admitted[row.node, row.fields["call"]] += 1
 
     def _held(self, row: Row) -> None:
         self.look(11, None, row.node)
 
     def _start(self, row: Row) -> None:
-        if self._early[row.node]:
-            self._early[row.node] -= 1
-        else:
-            self._undelivered[row.node] += 1
+        self._leave(row)
         if self._known.server(row.node).closed:
             self.look(11, f"the answer of call {row.fields['call']} started while admission was closed", row.node)
 
+    def _error(self, row: Row) -> None:
+        self._leave(row)
+
+    def _leave(self, row: Row) -> None:
+        key = row.node, row.fields["call"]
+        if key in self._early:
+            self._early.discard(key)
+        else:
+            self._begun[key] += 1
+
     def _withdrawn(self, row: Row) -> None:
-        if self._undelivered[row.node]:
-            self._undelivered[row.node] -= 1
-        else:  # its start was taken for that of a stream whose head has left
-            self._early[row.node] += 1
+        key = row.node, row.fields["call"]
+        self._begun[key] -= self._begun[key] > 0  # what is said instead has to ask as well
 
     def _head(self, row: Row) -> None:
-        number = row.fields["x"]
-        if number not in self._calls:
+        call, by = self._asked.pop(row.fields["x"], (None, None))
+        if call is None:
             return
-        self._calls.discard(number)
-        if row.fields["status"] >= 400:
-            return
-        if row.fields.get("stream") and not self._undelivered[row.node]:
-            self._early[row.node] += 1
-            return
-        self._undelivered[row.node] -= 1
-        if self._undelivered[row.node] >= 0:
+        key, status, closed = (row.node, call), row.fields["status"], self._known.server(row.node).closed
+        admitted = self._admitted[key] > 0
+        self._admitted[key] -= admitted
+        if self._begun[key]:
+            self._begun[key] -= 1
             self.look(16, None, row.node)
-            return
-        self._undelivered[row.node] = 0
-        closed = self._known.server(row.node).closed
-        self.look(11 if closed else 16, f"exchange {number}: an answer left that had not started", row.node)
+        elif status < 400 and row.fields.get("stream"):
+            self._early.add(key)
+        elif status < 400:
+            self.look(11 if closed else 16, f"call {call}: an answer left that had not started", row.node)
+        elif closed and admitted and status != CRASHED and not self._marked(row.node, by):
+            self.look(11, f"call {call}: an error left while admission was closed", row.node)
+
+    def _marked(self, node: str, by: EpisodeId | None) -> bool:
+        return by is not None and marked(self._known.server(node).marks, [by]) is None
 
 
 class Arrivals(Check):

@@ -6,7 +6,6 @@ capture key under which the shipped agent made them, so a row tells under which 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -65,18 +64,12 @@ class Writing(Check):
         super().__init__(findings)
         self._models = models
         self._shelf = shelf
-        self._calls: dict[int, str] = {}
-        """Exchanges that are gated calls, with their capture keys, until their answer's head."""
-        self._heads: Counter[str] = Counter()
-        """By capture key: answers that began to be sent."""
-        self._begun: Counter[str] = Counter()
-        """... answers that had leave to begin, and whose head is to come"""
-        self._early: Counter[str] = Counter()
-        """... streams whose head was sent before that, with nothing but keep-alives (INV-13 sees their data)"""
-        self._said: set[tuple[str, str]] = set()
-        """Server and call: begun, and taken for one of those streams."""
-        self._unstaged: Counter[str] = Counter()
-        """By capture key: calls that were delivered without a row, because they could not be staged."""
+        self._calls: dict[int, tuple[str, str]] = {}
+        """Exchanges that are gated calls, with their capture keys and ids, until their answer's head."""
+        self._begun: dict[str, set[str]] = {}
+        """By capture key: calls of this execution that had leave to begin."""
+        self._unstaged: dict[str, set[str]] = {}
+        """... that were delivered without a row, because they could not be staged"""
         self._writing: dict[str, dict[str, str]] = {}
         """By node, by call: the capture key of each that has begun and whose row is not there yet."""
         self._restored: set[str] = set()
@@ -108,25 +101,24 @@ class Writing(Check):
 
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
-        if path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
-            self._calls[row.fields["x"]] = path[len(ROLLOUT_PREFIX) :].partition("/")[0]
+        if "call" in row.fields and path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
+            self._calls[row.fields["x"]] = path[len(ROLLOUT_PREFIX) :].partition("/")[0], row.fields["call"]
 
     def _head(self, row: Row) -> None:
-        key = self._calls.pop(row.fields["x"], None)
-        if key is None or row.node not in self._models or row.fields["status"] >= 400:
+        key, call = self._calls.pop(row.fields["x"], ("", ""))
+        if not key or row.node not in self._models or row.fields["status"] >= 400:
             return
-        if row.fields.get("stream") and self._heads[key] >= self._begun[key]:
-            self._early[key] += 1
-            return
-        self._heads[key] += 1
+        if row.fields.get("stream") and call not in self._begun.get(key, ()):
+            return  # keep-alives
         if self._shelf.has(key + FENCE):
             return  # whoever looks after its files has retired it; the answer's server is about to
-        made = [row for row in self._shelf.rows(key, durable=True) if row["capture_key"] == key]
-        without = self._heads[key] - len(made) - self._unstaged[key]
-        self.look(16, f"an answer of {key} is sent whose row is not durable" if without > 0 else None, row.node)
+        there = call in self._unstaged.get(key, ()) or any(
+            each["model_call_id"] == call for each in self._shelf.rows(key, durable=True)
+        )
+        self.look(16, None if there else f"the answer of {call} is sent, whose row is not durable", row.node)
 
     def _not_captured(self, row: Row) -> None:
-        self._unstaged[row.fields["episode"]] += 1
+        self._unstaged.setdefault(row.fields["episode"], set()).add(row.fields["call"])
 
     def _begin(self, row: Row) -> None:
         key, call = row.fields["episode"], row.fields["call"]
@@ -134,11 +126,7 @@ class Writing(Check):
         early = call not in self.begun and any(each["model_call_id"] == call for each in self._shelf.rows(key))
         self.look(16, f"call {call} had its row before it began" if early else None, row.node)
         self.begun.add(call)
-        if self._early[key]:
-            self._early[key] -= 1
-            self._said.add((row.node, call))
-        else:
-            self._begun[key] += 1
+        self._begun.setdefault(key, set()).add(call)
         self._writing.setdefault(row.node, {})[call] = key
         if self._shelf.has(key + FENCE):
             self._fenced.add((row.node, call))
@@ -160,13 +148,8 @@ class Writing(Check):
 
     def _withdrawn(self, row: Row) -> None:
         self._over(row)
-        key = row.fields["episode"]
         if row.fields["failed"]:
-            self.failed[row.fields["call"]] = key
-        if (row.node, row.fields["call"]) in self._said:
-            self._said.discard((row.node, row.fields["call"]))  # a stream that is broken off
-        elif self._begun[key]:
-            self._begun[key] -= 1  # refused: no head of an answer is to come
+            self.failed[row.fields["call"]] = row.fields["episode"]
 
     def _phase(self, row: Row) -> None:
         if row.fields["now"] == "prepared":
@@ -182,10 +165,9 @@ class Writing(Check):
             self.look(20, f"{key} is retired, and the row of {call} is being written" if late else None, row.node)
 
     def _installed(self, row: Row) -> None:
-        """What an earlier execution of the same attempt left is gone with its rows."""
+        """What an earlier execution of the same attempt left is gone with its rows, and its ids come again."""
         for each in episodes(row.fields["scope"]):
-            for counted in (self._heads, self._begun, self._early):
-                counted.pop(each.next().key, None)
+            self._begun.pop(each.next().key, None)
             self._unstaged.pop(each.next().key, None)
 
     def _restore(self, row: Row) -> None:

@@ -30,7 +30,8 @@ def story(number: int, *also: int) -> Callable[[Story], Story]:
 
 
 def call(on: Onlooker, number: int) -> None:
-    on.emit("agent", "net.request", x=number, dst="policy", method="POST", path="/ng-rollout/r/v1/chat/completions")
+    path = "/ng-rollout/r/v1/chat/completions"
+    on.emit("agent", "net.request", x=number, dst="policy", method="POST", path=path, call="r.c0.1")
     on.emit("policy", "net.arrived", x=number)
 
 
@@ -50,7 +51,21 @@ def an_answer_leaves_while_closed_and_nobody_says_that_it_started(on: Onlooker, 
     call(on, 1)
     on.close("policy")
     on.emit("policy", "gate.held", episode="r", call="r.c0.1")
-    on.emit("policy", "net.head", x=1, status=200 if wrong else 502)
+    if not wrong:
+        on.open("policy")
+        on.emit("policy", "gate.started", episode="r", call="r.c0.1")
+    on.emit("policy", "net.head", x=1, status=200)
+
+
+@story(11)
+def an_error_of_an_admitted_call_leaves_while_closed(on: Onlooker, wrong: bool) -> None:
+    call(on, 1)
+    on.emit("policy", "gate.admitted", episode="r", call="r.c0.1")
+    if not wrong:  # it had leave before
+        on.emit("policy", "gate.error", episode="r", call="r.c0.1")
+    on.close("policy")
+    on.emit("policy", "gate.held", episode="r", call="r.c0.1")
+    on.emit("policy", "net.head", x=1, status=502)
 
 
 @story(16)
