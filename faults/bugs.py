@@ -384,3 +384,12 @@ def planted(name: str) -> Iterator[Bug]:
             stack.callback(setattr, owner, attribute, real)
             setattr(owner, attribute, value)
         yield bug
+
+
+def unplantable(name: str) -> str | None:
+    """Why the bug cannot be planted any more, as where the code that it changes has changed itself."""
+    try:
+        with planted(name):
+            return None
+    except (AssertionError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"

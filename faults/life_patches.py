@@ -57,6 +57,11 @@ def wall_clock_lease() -> Patches:
     return [(ControlPlane, "_watch_lease", watch)]
 
 
+def lease_adds_up() -> Patches:
+    old, new = "state.lease_until or until)", "(state.lease_until or until - 3.0) + 3.0)"
+    return [(phases, "_leased", mutated(phases._leased, old, new))]
+
+
 def served_restore() -> Patches:
     return [(phases, "_restore", mutated(phases._restore, "if event.served:", "if False:"))]
 
@@ -177,6 +182,7 @@ BUGS: tuple[Bug, ...] = (
         owner_not_asked,
     ),
     Bug("manifest-replaced", "a commit that comes again writes its files again", "INV-49", manifest_replaced),
+    Bug("lease-adds-up", "every call that renews a lease adds to what is left of it", "INV-53", lease_adds_up),
     Bug("lease-on-the-wall-clock", "a lease runs on the wall clock", "INV-53", wall_clock_lease),
     Bug("served-servers-restore", "a server that has served restores all the same", "INV-61", served_restore),
     Bug(

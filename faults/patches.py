@@ -137,12 +137,16 @@ def deliver_held_responses() -> Patches:
 
 def row_before_leave() -> Patches:
     old = """    await self.work.begin()
-    if entry is not None:
+    if entry is None:
+        self._told_error()
+    else:
         await self.book.book(entry)
 """
     new = """    if entry is not None:
         await self.book.book(entry)
     await self.work.begin()
+    if entry is None:
+        self._told_error()
 """
     return [(GatedCall, "start", mutated(GatedCall.start, old, new))]
 

@@ -105,7 +105,7 @@ def _no_answer(d: Drawing) -> Faults:
     """The inference workers die as a gate closes, and their calls are without an answer while it is closed."""
     back = Restart("alone", _between(d, 0.0, 0.5))
     gone = [faults.Crash((each,), OnRow("admission.closed", d.chance.randint(1, 6)), back) for each in d.workers]
-    slow = [faults.SlowWorker(_between(d, 0.1, 0.6), 1, 30, worker=each) for each in d.workers]
+    slow = [faults.SlowWorker(_between(d, 0.1, 0.6), 1, 30, node=each) for each in d.workers]
     return *slow, *gone
 
 

@@ -23,6 +23,10 @@ from sim.twin import compared, same_again
 SLOWEST = 5
 
 
+NOT_JUDGED = frozenset({"RUN-harness", "RUN-lost", "RUN-hung", "RUN-twice"})
+"""Failures of the simulator itself: they say nothing about the code that ran."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One run. `plan`: as JSON, instead of the drawn one. `twice`: again in another process, and compared.

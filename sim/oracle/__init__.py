@@ -8,8 +8,8 @@
     rest        INV-5, 53                                       ledger     INV-16, 19, 20, 42, 43, 44, 46, 62, 63, 65
     lineage     INV-4, 16, 36, 39, 64, 67                       ready      INV-10, 12, 23, 45
     calls       INV-13, 15, 22, 35, 47                       refused    INV-25
-    given_up    INV-97
-    fences      INV-36, 63
+    given_up    INV-97                                          fences     INV-36, 63
+    leases      INV-53
 
 It judges by events and by the disk, never by the implementation's objects. A run that acknowledged nothing proves
 nothing: it is a violation named `RUN-idle`. Must not know which faults there were.
@@ -33,6 +33,7 @@ from sim.oracle.findings import Check, Findings, Violation
 from sim.oracle.gate import Arrivals, Fenced, Held, Present
 from sim.oracle.given_up import GivenUp
 from sim.oracle.known import Known
+from sim.oracle.leases import Leases
 from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
 from sim.oracle.owning import Blockers, Owned
@@ -79,6 +80,7 @@ class Oracle:
             Arrivals(findings, known),
             Fenced(findings, known),
             Present(findings, calls_only),
+            Leases(findings, cluster.options.timeout_s + cluster.options.grace_s),
             Retiring(findings, known),
             Forgetting(findings, known),
             Retired(findings),

@@ -24,7 +24,7 @@ GENERATES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class Held(Check):
-    """INV-11: while the gate is closed neither an answer nor an error of an admitted call starts that had no leave before.
+    """INV-11: while the gate is closed neither an answer nor an error of an admitted call starts that had no leave.
 
     INV-16: no answer leaves before it has started.
     """
