@@ -225,8 +225,10 @@ class RealRun:
                     if pair[1] in self._servers:
                         self._later(SILENCE_S, lambda pair=pair: self._links.cut(*pair))  # type: ignore[misc]
             case faults.DiskError():
+                if fault.call > 1:
+                    raise NotHere(f"{fault.words()}: which call of a step it is, only the simulator knows")
                 part = PARTS[fault.step.partition(".")[0]]
-                armed = {"nth": fault.k, "errno": fault.errno, "after": False, "part": part}
+                armed = {"nth": fault.k, "errno": fault.errno, "after": fault.after, "part": part}
                 self._strike_file(fault.node).write_bytes(json.dumps(armed))
             case _:
                 raise NotHere(f"{fault.words()}: not on real processes")

@@ -394,16 +394,21 @@ class ClockJump(Data, frozen=True, tag="clock_jump", tag_field="fault"):
 
 
 class DiskError(Data, frozen=True, tag="disk_error", tag_field="fault"):
-    """A node's disk steps k to k+n-1, of this name or of any, fail."""
+    """Of a node's disk steps k to k+n-1, of this name or of any, the `call`-th call fails, as disks do: a part of a
+    write stays, and what a failed fsync was to save may be lost for good. `after`: once all of it is done."""
 
     node: str
     errno: Errno
     k: int
     n: int = 1
     step: str = ""
+    after: bool = False
+    call: int = 1
 
     def words(self) -> str:
-        return f"{self.node}'s {ordinal(self.k, self.n)} {self.step or 'disk'} step fails with {self.errno}"
+        step = f"{self.node}'s {ordinal(self.k, self.n)} {self.step or 'disk'} step"
+        nth_call = "" if self.call == 1 else f" in its {ordinal(self.call, 1)} call"
+        return f"{step} fails with {self.errno}{nth_call}{' after its effect' if self.after else ''}"
 
 
 class SlowDisk(Data, frozen=True, tag="slow_disk", tag_field="fault"):

@@ -25,6 +25,7 @@ from gym_ckpt.core.collection_restart import DispatchHistory, Restart, plan_rest
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.runtime import groups
 from gym_ckpt.storage import layout, ownership, pruning
+from gym_ckpt.storage.appendlog import AppendLog
 from gym_ckpt.storage.pruning import Pruned
 
 
@@ -195,7 +196,32 @@ def dead_environment_asked() -> Patches:
     return [(Collection, "dispatchable", mutated(inside, old, "if self._open:"))]
 
 
+def fsync_repeated() -> Patches:
+    old = """        if not sound:
+            yield from self._cut(fs)
+        if self._file is None:
+            yield "log.open"
+            self._file = fs.append(self.path)
+        yield "log.write"
+        self._file.write("""
+    new = """        whole = not sound and fs.size(self.path) == self._durable + len(self._tail) + len(data)
+        if not (sound or whole):
+            yield from self._cut(fs)
+        if self._file is None:
+            yield "log.open"
+            self._file = fs.append(self.path)
+        yield "log.write"
+        self._file.write(b"" if whole else """
+    return [(AppendLog, "append", mutated(AppendLog.append, old, new))]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "fsync-repeated",
+        "after a failed fsync of a log only the fsync is repeated",
+        "INV-94",
+        fsync_repeated,
+    ),
     Bug(
         "stop-waits-for-silent-servers",
         "what a stop has to undo on servers gets as much time as ever, whether they answer or not",

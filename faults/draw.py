@@ -433,7 +433,9 @@ def _jump(d: _Drawing) -> Fault:
 
 def _disk_error(d: _Drawing) -> Fault:
     node, step, k = d.step()
-    return faults.DiskError(node, d.chance.choice(get_args(faults.Errno)), k, d.chance.choice((1, 1, 3, 10)), step)
+    error, n = d.chance.choice(get_args(faults.Errno)), d.chance.choice((1, 1, 3, 10))
+    after, call = d.chance.random() < 0.3, d.chance.choice((1, 1, 1, 2))
+    return faults.DiskError(node, error, k, n, step, after, call)
 
 
 def _in_row_write(d: _Drawing) -> Fault | tuple[Fault, ...]:

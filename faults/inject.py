@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -20,7 +20,7 @@ from faults import acts
 from faults import catalogue as faults
 from faults.catalogue import EVERYTHING, Restart, When, kind_of
 from faults.plan import Plan
-from sim.fates import CALM_DISK, CALM_EXCHANGE, CALM_PROBE, DiskFate, ExchangeFate, ProbeFate
+from sim.fates import CALM_DISK, CALM_EXCHANGE, CALM_PROBE, DiskFailure, DiskFate, ExchangeFate, ProbeFate
 from sim.streams import stream
 
 if TYPE_CHECKING:
@@ -313,20 +313,23 @@ class Injector:
         slow = self._slowness(node)
         if not due and not slow:  # who is told that it is calm need not let time pass here
             return CALM_DISK
-        latency, failure, crash = CALM_DISK.latency_s + slow, None, None
+        latency, crash = CALM_DISK.latency_s + slow, None
+        failure: DiskFailure | None = None
         for fault in due:
-            self.count(fault, node)
             match fault:
                 case faults.DiskError():
-                    failure = getattr(errno, fault.errno)
+                    struck = partial(self.count, fault, node)
+                    failure = DiskFailure(getattr(errno, fault.errno), fault.call, fault.after, struck)
                 case faults.SlowDisk():
+                    self.count(fault, node)
                     latency += fault.latency_s
                 case faults.CrashAtStep():
+                    self.count(fault, node)
                     crash = fault.side
                     self._restarts[node] = fault.restart
                     if fault.everything:
                         self.world.clock.call_after(latency, self._all_down, fault.restart)
-        return DiskFate(latency_s=latency, error=failure, crash=crash)
+        return DiskFate(latency_s=latency, failure=failure, crash=crash)
 
     def probe(self, node: str, point: str) -> ProbeFate:
         """See `sim.fates.Fates`."""

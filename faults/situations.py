@@ -5,7 +5,7 @@ its row is being written, a copy of a commit at a server's next life. Seeds take
 seed is put into one of them, each as often as any other, beside a fault or two of its ordinary ones. The other seeds
 are left as they are drawn.
 
-Must not know how faults are carried out, or what must hold.
+Long because each situation has its few lines here. Must not know how faults are carried out, or what must hold.
 """
 
 from __future__ import annotations
@@ -364,6 +364,17 @@ def _torn_logs(d: Drawing) -> Faults:
     return *crashes, faults.Crash((CONTROLLER,), OnRow("collector.row", d.chance.randint(2, 6)))
 
 
+def _failed_syncs(d: Drawing) -> Faults:
+    """Logs fail to be synced, and go on; then the controller dies, and its heir reads what was saved of them."""
+    chance = d.chance
+    lost = [faults.DiskError(CONTROLLER, "EIO", k, 1, "log.fsync") for k in chance.sample(range(5, 20), 5)]
+    when = chance.choice(
+        (OnRow("collector.row", chance.randint(2, 8)), OnRow("collector.dispatch", chance.randint(6, 14)))
+    )
+    gone = chance.choice((((CONTROLLER,), Restart("alone", 0.01)), ((EVERYTHING,), Restart("whole", 0.01))))
+    return *lost, faults.Crash(gone[0], when, gone[1])
+
+
 # ------------------------------------------------------------------------------------------------- nobody answers
 
 
@@ -412,5 +423,6 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_copied, CAPTURED, OFTEN),
     Situation(_silent, ALL, {"every_s": None, "timeout_s": 1.5}),
     Situation(_nobody_there, QUEUED),
+    Situation(_failed_syncs, ALL, {"every_s": 1.3, "timeout_s": 8.0}),
 )
 """In the order in which seeds take turns."""

@@ -16,9 +16,10 @@ import errno
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
-from gym_ckpt.ports import File, FileSystem, Lock
+from gym_ckpt.ports import File, Lock
 from sim.inodes import Change, Directory, Inode, Node, Write
 
 NAME_MAX_BYTES = 255
@@ -26,10 +27,24 @@ NAME_MAX_BYTES = 255
 
 OnOp = Callable[[str, str, str], None]
 """`(owner, operation, path)`; the operation is the name of the `FileSystem` or `File` method, or `chunk`."""
+LOOKS = frozenset({"chunk", "exists", "is_dir", "listdir", "read_chunks", "size", "try_lock"})
+"""Operations without an effect, or whose effect a failure takes back."""
 
 
 class DeadOwner(BaseException):
     """Code of a crashed node touched the disk. Not an `OSError`: the dead must not take it for a fault and go on."""
+
+
+@dataclass(slots=True)
+class Failing:
+    """The `calls`-th call from now on fails, before or `after` its effect; a look has none. `struck` is told which."""
+
+    errno: int
+    calls: int
+    after: bool
+    struck: Callable[[str, str], None]
+    holds: bool = False
+    """It is the call under way that fails, once it is done."""
 
 
 class SimFileSystem:
@@ -51,9 +66,9 @@ class SimFileSystem:
         self._dirty: dict[str, dict[int, Node]] = {}
         self._locks: dict[int, str] = {}
 
-    def view(self, owner: str) -> FileSystem:
+    def view(self, owner: str) -> View:
         """The file system as `owner` sees it until its next crash or end; ask again after a restart."""
-        return _View(self, owner)
+        return View(self, owner)
 
     def crash(self, owner: str) -> None:
         """The host of `owner` lost power: unsynced work is lost, torn or kept; locks go; old handles are dead."""
@@ -65,7 +80,11 @@ class SimFileSystem:
         self.end(owner)
 
     def end(self, owner: str) -> None:
-        """The process of `owner` ended, killed or not, and its host lives: nothing is lost; locks go."""
+        """The process of `owner` ended, killed or not, and its host lives: locks go, and nothing is lost but what the
+        kernel had dropped already."""
+        for node in self._dirty.get(owner, {}).values():
+            if isinstance(node, Inode):
+                node.evict(owner)
         self._epochs[owner] = self.epoch(owner) + 1
         self._locks = {serial: holder for serial, holder in self._locks.items() if holder != owner}
 
@@ -192,13 +211,14 @@ def _error(code: int, path: str) -> OSError:
     return OSError(code, os.strerror(code), path)
 
 
-class _View:
-    """One node's `FileSystem`, dead once the node is."""
+class View:
+    """One node's `FileSystem`, dead once the node is. `failing`: a call that is to come fails."""
 
     def __init__(self, disk: SimFileSystem, owner: str) -> None:
         self._disk = disk
         self._owner = owner
         self._epoch = disk.epoch(owner)
+        self.failing: Failing | None = None
 
     @property
     def alive(self) -> bool:
@@ -210,8 +230,20 @@ class _View:
             raise DeadOwner(self._owner)
         if self._disk.on_op is not None:
             self._disk.on_op(self._owner, op, path)
+        if self.failing is not None:
+            self.failing.calls -= 1
+            self.failing.holds = self.failing.calls == 0
+            if self.failing.holds and (op in LOOKS or not self.failing.after):
+                self._fail(self.failing, op, path)
+
+    def _fail(self, failing: Failing, op: str, path: str) -> None:
+        self.failing = None
+        failing.struck(op, path)
+        raise _error(failing.errno, path)
 
     def done(self, op: str, path: str) -> None:
+        if self.failing is not None and self.failing.holds:
+            self._fail(self.failing, op, path)
         if self._disk.on_done is not None:
             self._disk.on_done(self._owner, op, path)
 
@@ -358,7 +390,7 @@ class _View:
 class _Handle:
     """A file open for writing."""
 
-    def __init__(self, view: _View, disk: SimFileSystem, owner: str, inode: Inode, path: str, *, append: bool) -> None:
+    def __init__(self, view: View, disk: SimFileSystem, owner: str, inode: Inode, path: str, *, append: bool) -> None:
         self._view = view
         self._disk = disk
         self._owner = owner
@@ -413,7 +445,7 @@ class _Handle:
 
 
 class _SimLock:
-    def __init__(self, view: _View, disk: SimFileSystem, serial: int, path: str) -> None:
+    def __init__(self, view: View, disk: SimFileSystem, serial: int, path: str) -> None:
         self._view = view
         self._disk = disk
         self._serial = serial

@@ -62,12 +62,23 @@ class ExchangeFate:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskFailure:
+    """One call of a step fails, the disk's own way: a write leaves a part, a failed sync forgets. `after`: once it has
+    taken effect. `struck` is called as it does; a step without so many calls does not fail."""
+
+    errno: int
+    call: int = 1
+    after: bool = False
+    struck: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DiskFate:
-    """What becomes of one step of a disk job: it takes `latency_s`, fails with `error` (an errno) instead of being
-    done, or its node crashes right before or after it."""
+    """What becomes of one step of a disk job: it takes `latency_s`, one of its calls fails, or its node crashes right
+    before or after it."""
 
     latency_s: float = 0.0001
-    error: int | None = None
+    failure: DiskFailure | None = None
     crash: Literal["before", "after"] | None = None
 
 

@@ -47,6 +47,15 @@ class Inode:
                 write.apply(self.durable)
         self.pending = [write for write in self.pending if write.doomed]
 
+    def evict(self, owner: str) -> None:
+        """The process is gone that was told of the failed sync: others read what is on the disk."""
+        kept = [write for write in self.pending if write.owner != owner or not write.doomed]
+        if len(kept) < len(self.pending):
+            self.pending = kept
+            self.live = bytearray(self.durable)
+            for write in kept:
+                write.apply(self.live)
+
     def crash(self, owner: str, rng: random.Random, torn: bool) -> None:
         survivors: list[Write] = []
         for write in self.pending:

@@ -4,9 +4,7 @@ Implements the `HttpClient` and `HttpServer` ports over bare ASGI, without httpx
 own, with the fate that `Fates.exchange` decides when it begins.
 
 Crash: a dead process's connections are reset, or fall silent; nothing reaches its code any more, and what it still
-calls never returns.
-
-Must not know what travels over it.
+calls never returns. Must not know what travels over it.
 """
 
 from __future__ import annotations

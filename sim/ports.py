@@ -6,18 +6,18 @@ stream of the node and epoch, so that another node's draws never shift it.
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gym_ckpt.ports import ASGIApp, FileSystem, Job, Ports
+from gym_ckpt.ports import ASGIApp, Job, Ports
 from sim.determinism import park
+from sim.disk import Failing, View
 from sim.epoch import Epoch
 from sim.exchange import Slot
-from sim.fates import CALM_DISK, CALM_PROBE, InjectedFailure
+from sim.fates import CALM_DISK, CALM_PROBE, DiskFailure, InjectedFailure
 from sim.network import Network, NodeClient
 from sim.streams import stream
 
@@ -60,7 +60,7 @@ class _Disk:
     a few steps are done in one go, how many is drawn, and the time that they took passes after them.
     """
 
-    def __init__(self, node: Node, epoch: Epoch, files: FileSystem) -> None:
+    def __init__(self, node: Node, epoch: Epoch, files: View) -> None:
         self._node = node
         self._epoch = epoch
         self._files = files
@@ -80,20 +80,19 @@ class _Disk:
 
     async def _steps(self, steps: Generator[str, None, T]) -> T:
         node, epoch, world = self._node, self._epoch, self._node.world
-        error: OSError | None = None
         crash_after = False
         while True:
             try:
-                step = next(steps) if error is None else steps.throw(error)
+                step = next(steps)
             except StopIteration as end:
-                if crash_after:
-                    await self._crash()
                 result: T = end.value
                 return result
             finally:
-                error = None
-            if crash_after:
-                await self._crash()
+                self._files.failing = None
+                if crash_after:  # whatever has come of the step
+                    node.crash()
+                if not epoch.alive:
+                    await park()
             fate = world.fates.disk(node.name, step, node.disk_steps)
             node.disk_steps += 1
             world.trace.emit(world.clock.current_time(), node.name, "disk.step", {"step": step})
@@ -105,15 +104,21 @@ class _Disk:
                 await world.clock.sleep_through(owed_s)
             await epoch.fence()
             if fate.crash == "before":
-                await self._crash()
+                node.crash()
+                await park()
             crash_after = fate.crash == "after"
-            if fate.error is not None:
-                error = OSError(fate.error, os.strerror(fate.error), step)
-                world.emit(node.name, "disk.error", step=step, errno=fate.error)
+            if fate.failure is not None:
+                self._files.failing = self._failing(fate.failure, step)
 
-    async def _crash(self) -> None:
-        self._node.crash()
-        await park()
+    def _failing(self, failure: DiskFailure, step: str) -> Failing:
+        def struck(call: str, path: str) -> None:
+            if failure.struck is not None:
+                failure.struck()
+            self._node.world.emit(
+                self._node.name, "disk.error", step=step, errno=failure.errno, call=call, path=path, after=failure.after
+            )
+
+        return Failing(failure.errno, failure.call, failure.after, struck)
 
 
 def _abandon(steps: Generator[str, None, Any]) -> None:

@@ -408,29 +408,6 @@ def test_a_node_can_crash_in_its_own_disk_step(when: str, written: bytes) -> Non
     assert world.disk.tree("/") == {"/f": written}
 
 
-def test_a_disk_error_reaches_the_job_instead_of_its_step() -> None:
-    def job(fs: FileSystem) -> Generator[str, None, str]:
-        yield "mkdir"
-        fs.mkdir("/d")
-        try:
-            yield "write"
-            raise AssertionError("the step is not done")
-        except OSError as exc:
-            yield "clean"
-            fs.rmdir("/d")
-            return f"{exc.errno} {exc.filename}"
-
-    async def main(ports: Ports) -> None:
-        assert await ports.disk.run(job) == "28 write"
-
-    async def script(world: World) -> None:
-        node = world.add_node("n", main, start=True)
-        await world.sleep(10)
-        assert node.exited
-
-    run_world(0, script, fates=StrikeDisk(DiskFate(error=28), 1)).check()
-
-
 def test_a_disk_job_is_not_interrupted_by_cancellation() -> None:
     def job(fs: FileSystem) -> Generator[str, None, None]:
         for at in range(5):
