@@ -27,7 +27,7 @@ from gym_ckpt.participants.capture import Asking, NotCaptured, capture, read_tok
 from gym_ckpt.ports import Ports, TokenStore
 from gym_ckpt.runtime.ledger import CaptureLedger, Marked
 from gym_ckpt.runtime.participant import Record, up_to
-from gym_ckpt.storage.ledger import Appended, Exported, Start, Swept
+from gym_ckpt.storage.ledger import Appended, Exported, Start, Swept, Unneeded
 from gym_ckpt.storage.tokens import FileTokenStore
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.digests import InvalidStaging
@@ -83,9 +83,13 @@ class LedgerBook(CallBook):
     def close(self) -> None:
         self._store.close()
 
-    async def sweep(self, keep: Collection[str]) -> Swept:
-        """Remove staged calls that neither a row nor `keep` names. Raises as `storage.ledger.sweep`."""
-        return await self.ledger.sweep(self._token_dir, keep)
+    async def unneeded(self, keep: Collection[str]) -> Unneeded:
+        """Staged calls that neither a row nor `keep` names. Raises as `storage.ledger.unneeded`."""
+        return await self.ledger.unneeded(self._token_dir, keep)
+
+    async def sweep(self, keys: Sequence[str]) -> Swept:
+        """Remove those of these staged calls that nothing names still. Raises as `storage.ledger.sweep`."""
+        return await self.ledger.sweep(self._token_dir, keys)
 
     def owns(self, episode: EpisodeId) -> bool:
         return self._owns(episode.rollout_id)

@@ -6,8 +6,9 @@
     POST /ng-control/v1/ledger/delete     remove exactly these attempts, once they have been used
     POST /ng-control/v1/ledger/sweep      remove staged tokens that neither a row nor the caller names
 
-All but verify answer 409 while a checkpoint is open; none opens before a retire, a delete or a sweep is done (INV-47):
-otherwise it could hold an episode without its lineage. Any server that shares the ledger answers for all of it.
+All but verify answer 409 while a checkpoint is open; none opens before a retire or a delete is done, or a piece of a
+sweep (INV-47): otherwise it could hold an episode without its lineage. Any server that shares the ledger answers for
+all of it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
+import anyio
 import msgspec
 
 from gym_ckpt.core.lineage import LedgerRow, Reason
 from gym_ckpt.core.rebuild import Conversation, LineageInvalid, verify
-from gym_ckpt.errors import InvalidCheckpointState, Unavailable
-from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES
+from gym_ckpt.errors import DeadlineExceeded, InvalidCheckpointState, Unavailable
+from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES, LEDGER_PIECE
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.runtime.asgi import Answer, Request, Route, answer
 from gym_ckpt.runtime.control import ControlPlane
@@ -30,6 +32,7 @@ from gym_ckpt.storage.tokens import StagedDamaged, StagedMissing
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire.digests import StagedCall, cumulative_hash
 from gym_ckpt.wire.messages import EpisodeRef, RetireRequest, SweepRequest, decode, plain, scope_of
+from gym_ckpt.words import counted
 
 T = TypeVar("T")
 LEDGER_ROOT = CONTROL_ROOT + "v1/ledger/"
@@ -101,25 +104,42 @@ def ledger_routes(book: LedgerBook, control: ControlPlane) -> tuple[Route, ...]:
     async def retire(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), RetireRequest)
         episodes = scope_of(asked.episode_ids)
-        async with control.between_checkpoints(asked, "retire of ledgers"):
+        async with control.between_checkpoints(control.deadline(asked), "retire of ledgers"):
             await _readable(book.ledger.retire(episodes))
         return answer(ChangedReply(tuple(keys(episodes))))
 
     async def delete(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), RetireRequest)
         episodes = scope_of(asked.episode_ids)
-        async with control.between_checkpoints(asked, "delete of ledgers"):
+        async with control.between_checkpoints(control.deadline(asked), "delete of ledgers"):
             await _readable(book.ledger.delete(episodes))
         return answer(ChangedReply(tuple(keys(episodes))))
 
     async def sweep(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), SweepRequest)
-        async with control.between_checkpoints(asked, "sweep of staged tokens"):
-            swept = await _readable(book.sweep(frozenset(asked.staging_keys)))
-        return answer(SweepReply(swept.removed, swept.kept, swept.busy))
+        return answer(await _swept(book, control, asked))
 
     handlers = {"manifest": manifest, "verify": verified, "retire": retire, "delete": delete, "sweep": sweep}
     return tuple(Route("POST", LEDGER_ROOT + name, handler) for name, handler in handlers.items())
+
+
+async def _swept(book: LedgerBook, control: ControlPlane, asked: SweepRequest) -> SweepReply:
+    """Piece by piece, so that a checkpoint may open between two of them: it ends the sweep, and loses nothing by it,
+    since what has a row by then was never among the candidates, or is looked at once more.
+
+    The first piece is swept whatever the deadline, so that each repetition gets on.
+    """
+    until, doing = control.deadline(asked), "sweep of staged tokens"
+    control.refuse_while_open()
+    found = await _readable(book.unneeded(frozenset(asked.staging_keys)))
+    removed, kept, busy = 0, found.kept, 0
+    for begin in range(0, len(found.keys), LEDGER_PIECE):
+        if begin and anyio.current_time() >= until:
+            raise DeadlineExceeded(f"{doing}: {counted(removed, 'staged call')} removed in time, not all: repeat")
+        async with control.between_checkpoints(max(until, anyio.current_time()), doing):
+            swept = await _readable(book.sweep(found.keys[begin : begin + LEDGER_PIECE]))
+        removed, kept, busy = removed + swept.removed, kept + swept.kept, busy + swept.busy
+    return SweepReply(removed, kept, busy)
 
 
 async def _readable(work: Awaitable[T]) -> T:

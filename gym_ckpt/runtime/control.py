@@ -210,18 +210,21 @@ class ControlPlane:
         return ForgetReply(forgotten=rollout_ids)
 
     @asynccontextmanager
-    async def between_checkpoints(self, request: RetireRequest | SweepRequest, doing: str) -> AsyncIterator[None]:
+    async def between_checkpoints(self, until: float, doing: str) -> AsyncIterator[None]:
         """For further operations on what the participant keeps: no checkpoint is open, and none opens in the body.
 
         Raises:
             InvalidPhase: one is.
             DeadlineExceeded: another control call was still running, or the body.
         """
-        until = anyio.current_time() + self._budget(request)
         async with self._serialized(until, doing):
             self.refuse_while_open()
             with within(until, doing):
                 yield
+
+    def deadline(self, request: RetireRequest | SweepRequest) -> float:
+        """Of an operation between checkpoints, on the monotonic clock."""
+        return anyio.current_time() + self._budget(request)
 
     def refuse_while_open(self) -> None:
         """Raises `InvalidPhase` while a checkpoint is open."""

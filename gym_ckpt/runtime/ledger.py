@@ -17,10 +17,10 @@ import anyio
 from gym_ckpt.core.lineage import LedgerRow, Poison
 from gym_ckpt.core.pending import PendingAttempts
 from gym_ckpt.errors import Unavailable
-from gym_ckpt.limits import LEDGER_LOCK_BUDGET_S, LEDGER_LOCK_RETRY_FIRST_S, LEDGER_LOCK_RETRY_MAX_S
+from gym_ckpt.limits import LEDGER_LOCK_BUDGET_S, LEDGER_LOCK_RETRY_FIRST_S, LEDGER_LOCK_RETRY_MAX_S, LEDGER_PIECE
 from gym_ckpt.ports import Job, Ports
 from gym_ckpt.storage import ledger
-from gym_ckpt.storage.ledger import Appended, Busy, Discarded, Exported, Lineage, Listed, Start, Swept
+from gym_ckpt.storage.ledger import Appended, Busy, Discarded, Exported, Lineage, Listed, Start, Swept, Unneeded
 from gym_ckpt.types import EpisodeId
 
 T = TypeVar("T")
@@ -153,13 +153,20 @@ class CaptureLedger:
         """What there is, of these capture keys or of all."""
         return await self._ports.disk.run(ledger.manifest(self._directory, episodes))
 
-    async def sweep(self, token_dir: str, keep: Collection[str]) -> Swept:
-        """Remove staged calls that neither a row nor `keep` names. Raises as `storage.ledger.sweep`."""
-        return await self._ports.disk.run(ledger.sweep(self._directory, token_dir, keep))
+    async def unneeded(self, token_dir: str, keep: Collection[str]) -> Unneeded:
+        """Staged calls that neither a row nor `keep` names. Raises as `storage.ledger.unneeded`."""
+        return await self._ports.disk.run(ledger.unneeded(self._directory, token_dir, keep))
+
+    async def sweep(self, token_dir: str, keys: Sequence[str]) -> Swept:
+        """Remove those of these staged calls that nothing names still. Raises as `storage.ledger.sweep`."""
+        return await self._ports.disk.run(ledger.sweep(self._directory, token_dir, keys))
 
     async def _all(self, episodes: list[EpisodeId], job: Callable[[list[EpisodeId]], Job[list[EpisodeId]]]) -> None:
-        left = episodes
+        """Piece by piece: between two of them a deadline can cut it off."""
+        for begin in range(0, len(episodes), LEDGER_PIECE):
+            await self._all_of(episodes[begin : begin + LEDGER_PIECE], job)
 
+    async def _all_of(self, left: list[EpisodeId], job: Callable[[list[EpisodeId]], Job[list[EpisodeId]]]) -> None:
         async def step() -> bool:
             nonlocal left
             left = await self._ports.disk.run(job(left))

@@ -17,6 +17,7 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.cluster import LEDGER, TOKEN, Options, settings_of
+from sim.fates import Fates
 from sim.node import Main
 from sim.oracle.ledger import FENCE, ROWS, STARTED, Shelf
 from sim.workload import SECOND_POLICY, workload
@@ -159,9 +160,9 @@ async def settle(seconds: float = 1.0) -> None:
 Story = Callable[[Shop], Awaitable[None]]
 
 
-def play(story: Story, *, answer: bytes | None = None) -> None:
-    """Tell one story in a calm world. Anything that goes wrong in a server fails it."""
-    world = World(1)
+def play(story: Story, *, answer: bytes | None = None, fates: Fates | None = None) -> None:
+    """Tell one story, in a calm world if nothing else is said. Anything that goes wrong in a server fails it."""
+    world = World(1, fates)
     shop = Shop(world)
     shop.answer = answer
     for path in (LEDGER, "/run"):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
+from gym_ckpt.participants import ledger_routes
 from gym_ckpt.storage.ledger.locking import lock_of
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from sim.cluster import LEDGER
-from tests.scenario.ledger import POLICIES, USER, Shop, play, said, settle
+from sim.fates import CalmFates, DiskFate
+from tests.scenario.ledger import BUDGET_S, POLICIES, USER, Shop, play, said, settle
 
 R, R1, R2 = EpisodeId("r"), EpisodeId("r", 1), EpisodeId("r", 2)
 ALIKE = (EpisodeId("r-1"), EpisodeId("r.b"), EpisodeId("r-a2x"))
@@ -214,6 +218,43 @@ def test_a_sweep_removes_the_tokens_of_retired_rollouts_but_those_that_a_checkpo
         assert reply["lineages"][0]["usable"]
 
     play(story)
+
+
+def test_a_sweep_of_many_lets_checkpoints_in_and_ends_with_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on the disk cannot be cut off: a sweep is several, and of each repetition something is done."""
+    monkeypatch.setattr(ledger_routes, "LEDGER_PIECE", 1)
+    many = [EpisodeId(f"s{number}") for number in range(6)]
+
+    class SlowSweep(CalmFates):
+        def disk(self, node: str, step: str, op_index: int) -> DiskFate:
+            return DiskFate(latency_s=8.0) if step == "ledger.sweep" else super().disk(node, step, op_index)
+
+    async def story(shop: Shop) -> None:
+        swept: list[tuple[int, Any]] = []
+
+        async def sweep() -> None:
+            swept.append(await shop.ledger(ONE, "sweep"))
+
+        for each in many:
+            await shop.call(ONE, each, f"{each}.c0")
+        await shop.retire(*many)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sweep)
+            await settle()
+            assert [status for status, _ in await shop.control("prepare", "c")] == [200, 200]
+        status, refused = swept.pop()
+        assert (status, refused["error"]["code"]) == (409, "invalid_phase")
+        await shop.control("resume", "c")
+        began = anyio.current_time()
+        await sweep()
+        status, refused = swept.pop()
+        assert (status, refused["error"]["code"]) == (409, "deadline_exceeded")
+        assert "3 staged calls removed in time, not all: repeat" in refused["error"]["detail"]
+        assert anyio.current_time() - began < BUDGET_S + 8.0
+        await sweep()
+        assert swept == [(200, {"removed": 2, "kept": 0, "busy": 0})]
+
+    play(story, fates=SlowSweep())
 
 
 def test_the_ledgers_routes_ask_for_the_token() -> None:

@@ -14,7 +14,7 @@ from gym_ckpt.storage.ledger.locking import BUSY, Busy, open_ledger
 from gym_ckpt.storage.ledger.restoring import Exported, Restore, begin_restore, continue_restore, export
 from gym_ckpt.storage.ledger.retiring import Discarded, Start, delete, discard_unstarted, forget, retire, start
 from gym_ckpt.storage.ledger.rows import Appended, Lineage, append_poison, append_row, read_lineage
-from gym_ckpt.storage.ledger.sweeping import Swept, sweep
+from gym_ckpt.storage.ledger.sweeping import Swept, Unneeded, sweep, unneeded
 
 __all__ = [
     "BUSY",
@@ -27,6 +27,7 @@ __all__ = [
     "Restore",
     "Start",
     "Swept",
+    "Unneeded",
     "append_poison",
     "append_row",
     "begin_restore",
@@ -42,4 +43,5 @@ __all__ = [
     "retire",
     "start",
     "sweep",
+    "unneeded",
 ]

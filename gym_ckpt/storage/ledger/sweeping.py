@@ -8,7 +8,7 @@ delivered meanwhile would have its row.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gym_ckpt.errors import InvalidRolloutId
@@ -22,6 +22,14 @@ from gym_ckpt.types import EpisodeId
 
 
 @dataclass(frozen=True, slots=True)
+class Unneeded:
+    """Staged calls that nothing names, and how many others there are."""
+
+    keys: tuple[str, ...]
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
 class Swept:
     """How many staged calls were removed, how many are needed, and how many another process was busy with."""
 
@@ -30,15 +38,14 @@ class Swept:
     busy: int
 
 
-def sweep(directory: str, token_dir: str, keep: Collection[str]) -> Job[Swept]:
-    """Remove staged calls that neither a row nor `keep` names.
+def unneeded(directory: str, token_dir: str, keep: Collection[str]) -> Job[Unneeded]:
+    """Staged calls that neither a row nor `keep` names.
 
     Raises (by the job):
-        InvalidCheckpointState: a file of rows is damaged: nothing is removed.
-        OSError: some may be removed; run it again.
+        InvalidCheckpointState: a file of rows is damaged, so that nobody knows what it names.
     """
 
-    def job(fs: FileSystem) -> Steps[Swept]:
+    def job(fs: FileSystem) -> Steps[Unneeded]:
         yield "ledger.list_tokens"
         there = tokens.listed(fs, token_dir)
         needed = set(keep)
@@ -48,14 +55,28 @@ def sweep(directory: str, token_dir: str, keep: Collection[str]) -> Job[Swept]:
             if at is not None:
                 yield "ledger.read"
                 needed |= _named(fs, directory, EpisodeId(*at))
+        candidates = tuple(key for key in there if key not in needed)
+        return Unneeded(candidates, len(there) - len(candidates))
+
+    return job
+
+
+def sweep(directory: str, token_dir: str, keys: Sequence[str]) -> Job[Swept]:
+    """Remove those of these staged calls, found `unneeded` before, that are so still.
+
+    Raises (by the job):
+        InvalidCheckpointState: a file of rows has become damaged; some may be removed.
+        OSError: some may be removed; run it again.
+    """
+
+    def job(fs: FileSystem) -> Steps[Swept]:
         removed = busy = 0
-        candidates = [key for key in there if key not in needed]
-        for key in candidates:
+        for key in keys:
             yield "ledger.sweep"
             gone = _remove(fs, directory, token_dir, key)
             removed += gone is True
             busy += gone is None
-        return Swept(removed, len(there) - removed - busy, busy)
+        return Swept(removed, len(keys) - removed - busy, busy)
 
     return job
 

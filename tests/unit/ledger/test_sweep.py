@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 import pytest
 
 from gym_ckpt.errors import InvalidCheckpointState
-from gym_ckpt.storage.ledger import append_row, delete, export, retire, sweep
+from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.storage.files import Steps
+from gym_ckpt.storage.ledger import Swept, append_row, delete, export, retire, sweep, unneeded
 from gym_ckpt.storage.ledger.locking import lock_of
 from gym_ckpt.storage.tokens import StagedMissing, get, keep, open_store, path_of, stage
 from gym_ckpt.types import EpisodeId
@@ -39,6 +44,17 @@ def there(disk: SimFileSystem, key: str) -> bool:
     return True
 
 
+def swept(token_dir: str, keep: Collection[str]) -> Job[Swept]:
+    """Both halves of a sweep; `kept`: over both."""
+
+    def job(fs: FileSystem) -> Steps[Swept]:
+        found = yield from unneeded(DIR, token_dir, keep)(fs)
+        done = yield from sweep(DIR, token_dir, found.keys)(fs)
+        return replace(done, kept=done.kept + found.kept)
+
+    return job
+
+
 def test_what_a_row_or_the_caller_names_stays_and_the_rest_goes() -> None:
     disk, fresh = opened(), Tokens()
     kept, retired, deleted, saved = (deliver(disk, key, "c", fresh()) for key in ("a", "b", "c", "d"))
@@ -46,7 +62,7 @@ def test_what_a_row_or_the_caller_names_stays_and_the_rest_goes() -> None:
     run(disk.view("one"), retire(DIR, [ep("b"), ep("d")]))
     run(disk.view("one"), delete(DIR, [ep("c")]))
     assert all(there(disk, key) for key in (kept, retired, deleted, saved)), "retire and delete leave tokens alone"
-    done = run(disk.view("one"), sweep(DIR, TOKENS, {saved, "nothing"}))
+    done = run(disk.view("one"), swept(TOKENS, {saved, "nothing"}))
     assert (done.removed, done.kept, done.busy) == (2, 2, 0)
     assert [there(disk, key) for key in (kept, retired, deleted, saved)] == [True, False, False, True]
     run(disk.view("one"), keep(TOKENS, held))
@@ -58,9 +74,9 @@ def test_carried_rows_keep_the_tokens_of_the_attempts_before() -> None:
     key = deliver(disk, "r", "c", fresh())
     saved = run(disk.view("one"), export(DIR, [EpisodeId("r")]))
     restore(disk.view("one"), DIR, [EpisodeId("r")], saved)
-    assert run(disk.view("one"), sweep(DIR, TOKENS, ())).removed == 0 and there(disk, key)
+    assert run(disk.view("one"), swept(TOKENS, ())).removed == 0 and there(disk, key)
     run(disk.view("one"), retire(DIR, [EpisodeId("r", 1)]))
-    assert run(disk.view("one"), sweep(DIR, TOKENS, ())).removed == 1 and not there(disk, key)
+    assert run(disk.view("one"), swept(TOKENS, ())).removed == 1 and not there(disk, key)
 
 
 def test_a_call_that_is_delivered_during_the_sweep_keeps_its_tokens() -> None:
@@ -72,10 +88,10 @@ def test_a_call_that_is_delivered_during_the_sweep_keeps_its_tokens() -> None:
     while next(row) != "ledger.open":
         pass
     assert there(disk, made.key), "kept, and no row yet"
-    done = run(disk.view("two"), sweep(DIR, TOKENS, ()))
+    done = run(disk.view("two"), swept(TOKENS, ()))
     assert (done.removed, done.busy) == (0, 1) and there(disk, made.key)
     list(row)
-    assert run(disk.view("two"), sweep(DIR, TOKENS, ())).kept == 1 and there(disk, made.key)
+    assert run(disk.view("two"), swept(TOKENS, ())).kept == 1 and there(disk, made.key)
 
 
 def test_a_row_that_appears_after_the_rows_were_read_is_seen_under_its_lock() -> None:
@@ -83,7 +99,7 @@ def test_a_row_that_appears_after_the_rows_were_read_is_seen_under_its_lock() ->
     call = staged("c", episode=ep("r"))
     made = run(disk.view("one"), stage(TOKENS, NAME, call, fresh()))
     run(disk.view("one"), keep(TOKENS, made))
-    steps = sweep(DIR, TOKENS, ())(disk.view("two"))
+    steps = swept(TOKENS, ())(disk.view("two"))
     while next(steps) != "ledger.sweep":
         pass
     free(disk.view("one"), append_row(DIR, ep("r"), row_for(call)))
@@ -97,9 +113,9 @@ def test_damaged_rows_stop_a_sweep_before_it_removes_anything_and_damaged_tokens
     run(disk.view("one"), retire(DIR, [ep("a")]))
     disk.view("x").create(f"{DIR}/b.lineage.jsonl").write(b"[]\n")
     with pytest.raises(InvalidCheckpointState):
-        run(disk.view("one"), sweep(DIR, TOKENS, ()))
+        run(disk.view("one"), swept(TOKENS, ()))
     assert there(disk, orphan)
     disk.view("x").unlink(f"{DIR}/b.lineage.jsonl")
     disk.flip(path_of(TOKENS, orphan), 3)
     held = disk.view("other").try_lock(lock_of(DIR, "a"), "")
-    assert held is not None and run(disk.view("one"), sweep(DIR, TOKENS, ())).removed == 1
+    assert held is not None and run(disk.view("one"), swept(TOKENS, ())).removed == 1
