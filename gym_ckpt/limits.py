@@ -235,6 +235,8 @@ LEDGER_LOCK_BUDGET_S: Final = 20.0
 """How long a row, a marker or a batch waits for locks that other processes hold."""
 LEDGER_PIECE: Final = 1000
 """Rollouts or staged calls that one disk job of the ledger retires, deletes or sweeps: a job cannot be cut off."""
+LEDGER_LISTED_MAX: Final = 1000
+"""Capture keys that one answer about the ledger's contents holds."""
 LEDGER_LINE_MAX_BYTES: Final = 1024 * 1024
 """One row, or one reason for poison; they hold digests and keys, never tokens."""
 POISON_DETAIL_MAX_CHARS: Final = 500

@@ -9,8 +9,9 @@ Pure: knows no file and no token store; the staged calls are handed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from gym_ckpt.core.lineage import LedgerRow, Poison, Reason, belongs
 from gym_ckpt.errors import GymCkptError
@@ -71,6 +72,18 @@ def verify(
     Raises:
         LineageInvalid: with the reason and the call, the first in the order of the ledger.
     """
+    steps = verifying(episode, rows, staged, poison)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("dict[str, Conversation]", end.value)
+
+
+def verifying(
+    episode: EpisodeId, rows: Sequence[LedgerRow], staged: Mapping[str, StagedCall], poison: Iterable[Poison] = ()
+) -> Generator[None, None, dict[str, Conversation]]:
+    """As `verify`, yielding after each row: each costs time in proportion to the whole conversation before it."""
     for entry in poison:
         raise LineageInvalid(Reason.POISONED, entry.model_call_id, entry.reason)
     by_id = _by_id(rows)
@@ -94,6 +107,7 @@ def verify(
                 del kept[row.parent_call_id]  # nobody else continues it: hold one prefix per open branch, not per call
         made = _extend(episode, before, parent, row, staged.get(row.staging_key))
         (kept if waiting[row.model_call_id] else open_ends)[row.model_call_id] = made
+        yield
     return open_ends
 
 

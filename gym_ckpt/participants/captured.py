@@ -115,7 +115,7 @@ class LedgerBook(CallBook):
     async def stage(self, episode: EpisodeId, row: Row, at: float, asking: Asking, answer: bytes, how: str) -> Entry:
         call_id = row.model_call_id
         try:
-            tokens = await _in_turns(read_tokens(answer, streamed=how.startswith("text/event-stream")))
+            tokens = await in_turns(read_tokens(answer, streamed=how.startswith("text/event-stream")))
             lineage = await self.ledger.read(episode)
             if any(each.model_call_id == call_id for each in lineage.rows):
                 raise self._copy(episode, call_id)
@@ -285,7 +285,7 @@ class LedgerBook(CallBook):
             del self._owed[episode]
 
 
-async def _in_turns(steps: Generator[None, None, T]) -> T:
+async def in_turns(steps: Generator[None, None, T]) -> T:
     """What `steps` returns; other calls have their turns between two of them."""
     while True:
         try:

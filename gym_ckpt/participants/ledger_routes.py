@@ -20,10 +20,10 @@ import anyio
 import msgspec
 
 from gym_ckpt.core.lineage import LedgerRow, Reason
-from gym_ckpt.core.rebuild import Conversation, LineageInvalid, verify
+from gym_ckpt.core.rebuild import Conversation, LineageInvalid, verifying
 from gym_ckpt.errors import DeadlineExceeded, InvalidCheckpointState, Unavailable
 from gym_ckpt.limits import CONTROL_BODY_MAX_BYTES, LEDGER_PIECE
-from gym_ckpt.participants.captured import LedgerBook
+from gym_ckpt.participants.captured import LedgerBook, in_turns
 from gym_ckpt.runtime.asgi import Answer, Request, Route, answer
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.install import CONTROL_ROOT
@@ -39,9 +39,10 @@ LEDGER_ROOT = CONTROL_ROOT + "v1/ledger/"
 
 
 class ManifestRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`episode_ids`: all that there are, when left out."""
+    """`episode_ids`: all that there are, when left out. `after`: the capture key that an answer before ended with."""
 
     episode_ids: list[EpisodeRef] | None = None
+    after: str | None = None
 
 
 class VerifyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,8 +95,9 @@ def ledger_routes(book: LedgerBook, control: ControlPlane) -> tuple[Route, ...]:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), ManifestRequest)
         control.refuse_while_open()
         wanted = None if asked.episode_ids is None else scope_of(asked.episode_ids)
-        listed = await _readable(book.ledger.manifest(wanted))
-        return answer({"lineages": [_listed(each) for each in listed]})
+        after = None if asked.after is None else EpisodeId.from_key(asked.after)
+        listed, more = await _readable(book.ledger.manifest(wanted, after))
+        return answer({"lineages": [_listed(each) for each in listed], "more": more})
 
     async def verified(request: Request) -> Answer:
         asked = decode(await request.body(CONTROL_BODY_MAX_BYTES), VerifyRequest)
@@ -166,7 +168,7 @@ async def _verified(book: LedgerBook, episode: EpisodeId) -> Verified:
         lineage: Lineage = await _readable(book.ledger.read(episode))
         rows = lineage.rows
         staged = await _staged(book, rows)
-        found = verify(episode, rows, staged, lineage.poison)
+        found = await in_turns(verifying(episode, rows, staged, lineage.poison))  # others' streams go on
     except LineageInvalid as error:
         return Verified(episode.key, len(rows), False, (), error.reason, error.call_id, str(error))
     except InvalidCheckpointState as error:

@@ -149,9 +149,11 @@ class CaptureLedger:
         """The highest fenced attempt of each rollout that has one."""
         return await self._ports.disk.run(ledger.fenced(self._directory))
 
-    async def manifest(self, episodes: Iterable[EpisodeId] | None = None) -> list[Listed]:
-        """What there is, of these capture keys or of all."""
-        return await self._ports.disk.run(ledger.manifest(self._directory, episodes))
+    async def manifest(
+        self, episodes: Iterable[EpisodeId] | None = None, after: EpisodeId | None = None
+    ) -> tuple[list[Listed], bool]:
+        """What there is, of these capture keys or of all, after one; and whether there is more of it."""
+        return await self._ports.disk.run(ledger.manifest(self._directory, episodes, after))
 
     async def unneeded(self, token_dir: str, keep: Collection[str]) -> Unneeded:
         """Staged calls that neither a row nor `keep` names. Raises as `storage.ledger.unneeded`."""

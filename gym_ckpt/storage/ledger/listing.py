@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gym_ckpt.core.lineage import LedgerRow, Poison
+from gym_ckpt.limits import LEDGER_LISTED_MAX
 from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.files import Steps, names_in
 from gym_ckpt.storage.ledger.names import Ending, attempt_in, split_name
@@ -27,14 +28,18 @@ class Listed:
     started: bool
 
 
-def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job[list[Listed]]:
-    """What the ledger holds, of these capture keys or of all, sorted.
+def manifest(
+    directory: str, episodes: Iterable[EpisodeId] | None = None, after: EpisodeId | None = None
+) -> Job[tuple[list[Listed], bool]]:
+    """What the ledger holds, of these capture keys or of all, sorted; and whether that is not all of it.
+
+    The first LEDGER_LISTED_MAX of those that come after `after`.
 
     Files that are no ledger's are passed over; of a damaged one there is only poison that says so.
     """
     wanted = None if episodes is None else set(episodes)
 
-    def job(fs: FileSystem) -> Steps[list[Listed]]:
+    def job(fs: FileSystem) -> Steps[tuple[list[Listed], bool]]:
         yield "ledger.list"
         endings: dict[EpisodeId, set[Ending]] = {}
         for name in names_in(fs, directory):
@@ -43,14 +48,14 @@ def manifest(directory: str, episodes: Iterable[EpisodeId] | None = None) -> Job
             if split is None or at is None:
                 continue
             episode = EpisodeId(*at)
-            if wanted is None or episode in wanted:
+            if (wanted is None or episode in wanted) and (after is None or after < episode):
                 endings.setdefault(episode, set()).add(split[1])
         listed = []
-        for episode, there in sorted(endings.items()):
+        for episode, there in sorted(endings.items())[:LEDGER_LISTED_MAX]:
             yield "ledger.read"
             lineage = readable_lineage_of(fs, directory, episode)
             listed.append(Listed(episode, lineage.rows, lineage.poison, Ending.FENCE in there, Ending.STARTED in there))
-        return listed
+        return listed, len(listed) < len(endings)
 
     return job
 

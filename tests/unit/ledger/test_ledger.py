@@ -160,7 +160,7 @@ def test_a_damaged_lineage_is_the_trouble_of_its_rollout_alone(ending: str) -> N
     put(disk, "r", "c0")
     put(disk, "s", "c0")
     disk.view("x").append(f"{DIR}/r.lineage.{ending}").write(b"nonsense\n")
-    for found in (run(disk.view("x"), export(DIR, [R0, ep("s")])), run(disk.view("x"), manifest(DIR))):
+    for found in (run(disk.view("x"), export(DIR, [R0, ep("s")])), run(disk.view("x"), manifest(DIR))[0]):
         assert [(each.episode.key, len(each.rows), [p.reason for p in each.poison]) for each in found] == [
             ("r", 0, [Reason.DAMAGED]),
             ("s", 1, []),
@@ -354,10 +354,10 @@ def test_the_manifest_shows_all_there_is() -> None:
     disk.view("x").create(f"{DIR}/note.txt").close()
     shown = [
         (listed.episode.key, len(listed.rows), listed.fenced, listed.started)
-        for listed in run(disk.view("one"), manifest(DIR))
+        for listed in run(disk.view("one"), manifest(DIR))[0]
     ]
     assert shown == [("r", 0, True, False), ("r-a1", 1, False, True)]
-    assert [listed.episode for listed in run(disk.view("one"), manifest(DIR, [R0]))] == [R0]
+    assert [listed.episode for listed in run(disk.view("one"), manifest(DIR, [R0]))[0]] == [R0]
 
 
 def test_an_export_is_of_the_scope_by_name() -> None:
