@@ -201,7 +201,8 @@ ROWS_FLUSH_AT_STOP_S: Final = 20.0
 FIGURES_PIECE_BYTES: Final = 16 * 1024 * 1024
 """Of the output, read for the figures before a run looks whether it has been told to stop."""
 ROWS_RETRY_BUDGET_S: Final = 600.0
-"""How long finished rows that cannot be written (a full disk) are kept in memory and tried again."""
+"""How long finished rows that cannot be written (a full disk) are kept in memory and tried again; and dispatches that
+cannot be logged."""
 PROGRESS_EVERY_S: Final = 5.0
 """How often plain progress prints a line."""
 REASON_MAX_CHARS: Final = 2000

@@ -17,7 +17,7 @@ from gym_ckpt.controller.environment import Failed, Finished, Loss, Lost, run_ep
 from gym_ckpt.controller.shared import Shared
 from gym_ckpt.core.collection import Verdict
 from gym_ckpt.errors import GymCkptError, NotLossless
-from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, COLLECT_RETRY_MAX_S
+from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, COLLECT_RETRY_MAX_S, ROWS_RETRY_BUDGET_S
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId
@@ -29,11 +29,14 @@ class Rollouts:
     def __init__(self, shared: Shared, environment_url: str) -> None:
         self._shared = shared
         self._url = environment_url
+        self._unlogged = ""
+        """Why the last dispatch could not be logged."""
 
     async def run(self) -> None:
         """Dispatch until cancelled, which drops the calls in flight."""
         shared = self._shared
         delay_s = COLLECT_RETRY_FIRST_S
+        failing_since: float | None = None
         async with Tasks() as calls:
             while True:
                 shared.collection.rested(anyio.current_time())
@@ -44,10 +47,13 @@ class Rollouts:
                 async with shared.dispatch_gate:
                     logged = await self._dispatch(calls)
                 if logged:
-                    delay_s = COLLECT_RETRY_FIRST_S
-                else:
-                    await anyio.sleep(delay_s)
-                    delay_s = min(2 * delay_s, COLLECT_RETRY_MAX_S)
+                    delay_s, failing_since = COLLECT_RETRY_FIRST_S, None
+                    continue
+                failing_since = anyio.current_time() if failing_since is None else failing_since
+                if anyio.current_time() - failing_since >= ROWS_RETRY_BUDGET_S:
+                    shared.fail(self._unlogged)
+                await anyio.sleep(delay_s)
+                delay_s = min(2 * delay_s, COLLECT_RETRY_MAX_S)
 
     async def _dispatch(self, calls: TaskGroup) -> bool:
         """Log and send what may start now; False when it could not be logged."""
@@ -61,7 +67,8 @@ class Rollouts:
                 await shared.journal.dispatched({episode: shared.collection.lost_before(episode) for episode in taken})
             except OSError as error:
                 shared.collection.give_back(taken)
-                shared.progress.message(f"no row can start: {shared.journal.path} cannot be written ({reason(error)})")
+                self._unlogged = f"no row can start: {shared.journal.path} cannot be written ({reason(error)})"
+                shared.progress.message(self._unlogged)
                 return False
             except GymCkptError as error:
                 shared.collection.give_back(taken)

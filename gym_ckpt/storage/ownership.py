@@ -68,7 +68,7 @@ class OwnedDisk:
         self._locks[path] = await self._disk.run(job)
 
     async def run(self, job: Job[T]) -> T:
-        """As `ports.Disk.run`. Raises also `ConfigError`: another collector has the run."""
+        """As `ports.Disk.run`. Raises also `ConfigError`: another collector has the run, or its directory is gone."""
 
         def owned(fs: FileSystem) -> Generator[str, None, T]:
             self._look(fs)
@@ -86,12 +86,25 @@ class OwnedDisk:
             for path, lock in self._locks.items():
                 if lock.stands():
                     continue
-                again = None if there(fs, path) else fs.try_lock(path, self._note)
+                again = None if there(fs, path) else self._anew(fs, path)
                 if again is None:
                     raise ConfigError(
                         f"{path} was removed, and another collector ({_note(fs, path)}) has the run since"
                     )
                 self._locks[path] = again
+
+    def _anew(self, fs: FileSystem, path: str) -> Lock | None:
+        """The lock file was swept away: another, unless somebody has it. With its directory more than that is gone."""
+        try:
+            return fs.try_lock(path, self._note)
+        except FileNotFoundError:
+            parent = layout.parent_of(path)
+            if there(fs, parent):
+                raise
+            raise ConfigError(
+                f"{parent} was removed while this run used it: put it back and run this again with --resume; or move "
+                "what is left of the run away and begin anew"
+            ) from None
 
 
 def claim(run_dir: str, run: RunName, note: str, attempt_token: str) -> Job[Ownership]:

@@ -184,3 +184,32 @@ async def test_an_output_that_somebody_changed_meanwhile_is_not_called_whole(ben
     )
     assert (await bench.run(gym_of(), resume_from_cache=True)).exit_code == 0
     bench.check_whole()
+
+
+@pytest.mark.parametrize("what", ["the run's", "the output's"])
+async def test_a_run_whose_directory_is_removed_under_it_ends_and_says_so(bench: Bench, what: str) -> None:
+    """It could log no row and publish nothing, and waited for ever."""
+    bench = Bench(bench.folder, rows=24)
+    output = bench.folder / "rows" / "out.jsonl"
+    gone = bench.directory if what == "the run's" else output.parent
+
+    async def script() -> None:
+        await bench.until(lambda: len(bench.recorder.named("collector.row")) >= 2)
+        shutil.rmtree(gone)
+
+    outcome = await bench.with_signals(gym_of(steps=5), script, output=str(output), concurrency=2)
+    assert outcome.exit_code == 1 and not outcome.summary.complete
+    assert outcome.message.startswith(f"{gone} was removed while this run used it: put it back and run this again")
+
+
+async def test_a_dispatch_log_that_fails_for_long_ends_the_run(
+    struck: StruckBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_ckpt.controller.rollouts.ROWS_RETRY_BUDGET_S", 0.2)
+    struck.recorder.at = {"collector.before_dispatch_log": lambda: setattr(struck.strikes, "full", "dispatched.jsonl")}
+    outcome = await struck.run(gym_of())
+    assert outcome.exit_code == 1 and not outcome.summary.complete
+    assert outcome.message.startswith("no row can start: ") and "(No space left on device)" in outcome.message
+    struck.strikes.full, struck.recorder.at = None, {}
+    assert (await struck.run(gym_of(), resume_from_cache=True)).exit_code == 0
+    struck.check_whole()
