@@ -3,7 +3,8 @@
 An answer starts at its first body chunk that is neither empty nor a keep-alive (INV-13). At that chunk it asks for
 leave to begin, is held while admission is closed (INV-11), and is booked before that chunk is sent (INV-16). A stream
 passes through, chunk by chunk, at the caller's pace; where tokens are captured it is gathered and staged before it
-asks, because its row binds all of them, and keep-alives before it pass. Any other answer is gathered, up to a bound.
+asks, because its row binds all of them; keep-alives before it pass, and more are sent meanwhile, or proxies that end
+silent connections would end a long one. Any other answer is gathered, up to a bound.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import anyio
 
 from gym_ckpt.core.lineage import Poison, Reason
-from gym_ckpt.limits import ANSWER_MAX_BYTES
+from gym_ckpt.limits import ANSWER_MAX_BYTES, KEEP_ALIVE_S
 from gym_ckpt.participants.calls import CallBook, Entry, Row
 from gym_ckpt.participants.capture import Asking
 from gym_ckpt.ports import Headers, Ports, ReplyStream, Send
@@ -170,15 +171,19 @@ class Delivery:
         """
         detector, chunks = StartDetector(), upstream.chunks()
         gathered: list[bytes] = []
-        size = 0
+        size, said = 0, anyio.current_time()
         async for chunk in chunks:
+            keep_alive = sse.KEEP_ALIVE if anyio.current_time() - said >= KEEP_ALIVE_S else b""
             if head.streamed and not detector.starts(chunk):
-                await self._part(head, chunk)
-                continue
-            gathered.append(chunk)
-            size += len(chunk)
-            if size > ANSWER_MAX_BYTES:
-                break
+                keep_alive = chunk
+            else:
+                gathered.append(chunk)
+                size += len(chunk)
+                if size > ANSWER_MAX_BYTES:
+                    break
+            if head.streamed and keep_alive:
+                await self._part(head, keep_alive)
+                said = anyio.current_time()
         whole, answer = size <= ANSWER_MAX_BYTES, b"".join(gathered)
         if not captured:
             await self._start(upstream.status)

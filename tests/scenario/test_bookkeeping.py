@@ -6,8 +6,10 @@ import errno
 from collections import deque
 from typing import Any
 
+import anyio
 import pytest
 
+from gym_ckpt.limits import KEEP_ALIVE_S
 from gym_ckpt.participants.captured import LedgerBook
 from gym_ckpt.storage.ledger import Appended
 from gym_ckpt.types import EpisodeId
@@ -175,6 +177,34 @@ def test_of_two_calls_with_one_id_at_once_one_is_served_although_nothing_is_kept
         assert rows.count(b"\n") == 1 and stage.world.disk.tree(STAGED) == {}
 
     play(story, captures=True, checkpoints=False)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_stream_that_is_gathered_for_long_sends_keep_alives_and_nothing_else(closed: bool) -> None:
+    """They start nothing (INV-13), so they leave a closed gate, too (INV-11), and block no checkpoint."""
+    whole = b"data: " + TOKENS + b"\n\ndata: [DONE]\n\n"
+
+    async def story(stage: Stage) -> None:
+        gate = stage.gate.it
+        caller = await stage.call(asks=ASKS)
+        if closed:
+            gate.admission.close()
+        for at in range(0, 40, 10):
+            stage.worker.say(whole[at : at + 10])
+            await anyio.sleep(KEEP_ALIVE_S / 3 + 0.1)
+        assert stage.seen(caller) == (KEEP_ALIVE, False)
+        assert not gate.book.has(EpisodeId("r"), "call") and gate.admission.book.quiet
+        stage.worker.say(whole[40:])
+        stage.worker.end()
+        await settle()
+        if closed:
+            assert stage.seen(caller) == (KEEP_ALIVE, False)
+            gate.admission.open()
+            await settle()
+        assert stage.seen(caller) == (KEEP_ALIVE + whole, True)
+        assert await stage.gate.rows(EpisodeId("r")) == ["call"]
+
+    play(story, streaming=True, captures=True)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
