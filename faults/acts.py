@@ -1,5 +1,5 @@
 """Carries out the faults that nobody asks the fates about: hosts, stopped processes, half-open links, strangers,
-rivals.
+rivals, operators.
 
 Functions of an injector and a fault. Must not know how a plan was drawn, or what must hold.
 """
@@ -12,18 +12,24 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
+
 from faults import catalogue as faults
-from gym_ckpt.errors import TransportError
+from gym_ckpt.errors import ConfigError, TransportError
 from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
 from gym_ckpt.participants.model import CALL_ID
+from gym_ckpt.ports import Ports
+from gym_ckpt.runtime.serve import run_server
+from gym_ckpt.settings import AgentSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.publication import published
 from gym_ckpt.wire import json
-from sim.cluster import HOSTS, OUTPUT, RUN_DIR, TOKEN
+from sim.cluster import HOSTS, OUTPUT, RUN_DIR, TOKEN, Options, settings_of
 from sim.epoch import Epoch
 from sim.fates import TurnedAway
 from sim.network import NodeClient
 from sim.oracle.files import Picture, incomplete, read
+from sim.workload import workload
 
 if TYPE_CHECKING:
     from faults.inject import Injector
@@ -71,6 +77,8 @@ def take_up(by: Injector, fault: Any) -> None:
             by.upon(fault.when, lambda: _stranger(by, fault))
         case faults.Rival():
             by.upon(faults.OnRow("collector.dispatch", fault.k), lambda: _rival(by, fault))
+        case faults.Ungated():
+            by.upon(fault.when, lambda: _ungated(by, fault))
         case _:
             raise AssertionError(f"nobody carries out {fault}")
 
@@ -220,6 +228,27 @@ def _rival(by: Injector, fault: faults.Rival) -> None:
         if lock is not None:
             by.world.emit("", "rival.took", swept=fault.how == "takes over")
             lock.release()
+
+
+def _ungated(by: Injector, fault: faults.Ungated) -> None:
+    """A process of its own, at an address that nobody calls: all that it can do is start, or refuse to."""
+    name = f"agent-ungated-{by.struck['ungated']}"
+    setup = by.plan.setup
+    gym = settings_of(workload(setup.workload), Options(grace_s=setup.grace_s))
+    worker = workload(setup.workload).workers[0]
+    model = {"name": (worker,), "url": (gym.url(worker),), "beside": (*gym.models(), worker)}[fault.by]
+    agent = AgentSettings(url=f"http://{name}:80", model=model)
+    settings = msgspec.structs.replace(gym, servers={**gym.servers, name: agent})
+    by.count(fault, name)
+
+    async def main(ports: Ports) -> None:
+        try:
+            await run_server(settings, name, ports, ready=lambda: ports.tracer.emit("ungated.ready", model=model))
+        except ConfigError as error:
+            ports.tracer.emit("ungated.refused", why=str(error))
+
+    node = by.world.add_node(name, main)
+    contextvars.Context().run(node.start)
 
 
 def _asks(fault: faults.Stranger, number: int) -> tuple[str, tuple[tuple[str, str], ...], bytes]:

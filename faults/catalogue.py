@@ -27,6 +27,8 @@ from faults.others import (
     StrangerAsks,
     StuckWorker,
     ToolFails,
+    Ungated,
+    UngatedBy,
 )
 from faults.when import (
     EVERYTHING,
@@ -64,6 +66,8 @@ __all__ = [
     "StrangerAsks",
     "StuckWorker",
     "ToolFails",
+    "Ungated",
+    "UngatedBy",
     "When",
 ]
 
@@ -503,6 +507,7 @@ Fault = (
     | BadState
     | Stranger
     | Rival
+    | Ungated
 )
 
 

@@ -19,7 +19,7 @@ import msgspec
 from faults import catalogue as faults
 from faults.budget import within_budget
 from faults.catalogue import EVERYTHING, At, Fault, OnEvent, OnPhase, OnRow, Restart, When
-from faults.draw_others import INFERENCE, OTHERS, PLACES, draw_beside
+from faults.draw_others import INFERENCE, OTHERS, PLACES, draw_beside, draw_ungated
 from faults.endurance import DEATHS, endurance
 from faults.plan import Plan, Setup
 from faults.schedule import draw_schedule
@@ -32,6 +32,8 @@ CONTROLLER = "controller"
 
 ANYWHERE = 0.1
 """Share of the seeds in which somebody does something to the controller, whatever else strikes."""
+UNGATED = 0.04
+"""Share of the seeds in which somebody starts an agent that is to call a worker past the gate."""
 FAILING = 0.1
 """Share of the seeds in which code raises an error at a named point, whatever else strikes."""
 POINTS = (
@@ -161,6 +163,8 @@ def _with_others(plan: Plan, seed: int, profile: str) -> Plan:
     found: list[Fault] = []
     if (beside := stream(seed, "beside", profile)).random() < ANYWHERE:
         found.append(draw_beside(beside))
+    if (ungated := stream(seed, "ungated", profile)).random() < UNGATED:
+        found.append(draw_ungated(ungated))
     if (failing := stream(seed, "failing", profile)).random() < FAILING:
         found.append(faults.FailAtProbe(*_Drawing(failing, plan.chaos_s, plan.setup).point()))
     return msgspec.structs.replace(plan, faults=(*plan.faults, *found))

@@ -36,6 +36,11 @@ def draw_beside(chance: random.Random) -> Fault:
     return faults.Signal("SIGTERM", open_at, round(chance.choice((0.001, 0.01, chance.uniform(0.1, 0.5))), 3))
 
 
+def draw_ungated(chance: random.Random) -> Fault:
+    """Somebody makes a mistake in the configuration. Drawn from a stream of its own, too."""
+    return faults.Ungated(chance.choice(get_args(faults.UngatedBy)), At(round(chance.uniform(0.0, 2.0), 3)))
+
+
 def _open(d: Drawing) -> When:
     """Some moment while a checkpoint is open."""
     chance = d.chance

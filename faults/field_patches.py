@@ -1,5 +1,5 @@
 """The patches behind the planted bugs about what the field does to a run: engines that are full, files that are
-not there for once.
+not there for once, configurations that are wrong.
 
 As in `faults.patches`. Knows the implementation from inside.
 """
@@ -11,6 +11,7 @@ from gym_ckpt.core.patience import Patience
 from gym_ckpt.participants import asked
 from gym_ckpt.participants.agent import AgentParticipant
 from gym_ckpt.ports import FileSystem
+from gym_ckpt.settings import GymSettings
 from gym_ckpt.storage import pointer, verify
 from gym_ckpt.storage.ledger import rows
 
@@ -48,6 +49,10 @@ def ledger_forgotten() -> Patches:
 
 def fence_forgotten() -> Patches:
     return [(rows, "there", lambda fs, path: fs.exists(path))]
+
+
+def gate_not_checked() -> Patches:
+    return [(GymSettings, "check_gated", lambda self, agent: None)]
 
 
 BUGS: tuple[Bug, ...] = (
@@ -92,5 +97,11 @@ BUGS: tuple[Bug, ...] = (
         "a fence that the disk says once is not there lets a row of a retired attempt in",
         "INV-38",
         fence_forgotten,
+    ),
+    Bug(
+        "gate-not-checked",
+        "an agent starts whichever model servers its configuration names",
+        "INV-21",
+        gate_not_checked,
     ),
 )

@@ -1,5 +1,5 @@
 """Faults that are the behaviour of others: inference workers, authors of tools and judges, strangers, a
-second collector.
+second collector, operators.
 
 As in `faults.catalogue`, which is where they are used from.
 """
@@ -15,6 +15,7 @@ RefusesWith = Literal[429, 503, 529]
 AsksIn = Literal["", "retry-after", "retry-after-ms"]
 StateIs = Literal["huge", "unserializable", "raises"]
 RivalDoes = Literal["claims", "sweeps", "takes over"]
+UngatedBy = Literal["name", "url", "beside"]
 StrangerAsks = Literal["malformed", "untagged", "untagged_run", "ledger_retire", "ledger_delete"]
 
 
@@ -147,3 +148,15 @@ class Rival(Data, frozen=True, tag="rival", tag_field="fault"):
             "takes over": "the controller's lock files are swept away, and another collector takes the directory",
         }
         return f"{how[self.how]} as row {self.k} is sent"
+
+
+class Ungated(Data, frozen=True, tag="ungated", tag_field="fault"):
+    """Somebody starts one more agent, from a configuration in which it would call an inference worker past the gate: by
+    its name, by its url, or beside a policy-model server. It must not start."""
+
+    by: UngatedBy
+    when: When
+
+    def words(self) -> str:
+        how = {"name": "by its name", "url": "by its url", "beside": "beside a policy-model server"}[self.by]
+        return f"an agent is started that is to call a worker past the gate, {how}, {self.when.words()}"

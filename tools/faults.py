@@ -19,7 +19,7 @@ from typing import get_args
 import msgspec
 
 from faults.catalogue import Fault, Restart
-from faults.draw import ANYWHERE, AREAS, FAILING, KINDS, PROFILES
+from faults.draw import ANYWHERE, AREAS, FAILING, KINDS, PROFILES, UNGATED
 from faults.situations import SITUATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,6 +78,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
         ("huge state, unserializable state", "bad_state"),
         ("hostile ids", "stranger"),
         ("a second collector on the directory, its lock swept away", "rival"),
+        ("a configuration that names a model server past the gate", "ungated"),
     ),
 }
 NOT_BUILT: tuple[tuple[str, str], ...] = (
@@ -105,7 +106,8 @@ A parameter with a default, which stands in brackets, may be left out.
 
 BESIDE = """
 Beside all that strikes now and then in `default` and `chaos`, drawn apart: with a chance of {anywhere:g} a rival, or a
-second SIGTERM for a controller that does not end at once; with {failing:g} an error at a named point.
+second SIGTERM for a controller that does not end at once; with {failing:g} an error at a named point; with {ungated:g}
+an agent that is to call a worker past the gate.
 """
 SITUATED = """
 ## Situations
@@ -144,7 +146,7 @@ def page() -> str:
     for area in AREAS:
         kinds = [f"{kind} {weight:g}" for of, kind, _, weight in KINDS if of == area]
         lines.append(f"| {area} | {', '.join(kinds)} |\n")
-    lines.append(BESIDE.format(anywhere=ANYWHERE, failing=FAILING))
+    lines.append(BESIDE.format(anywhere=ANYWHERE, failing=FAILING, ungated=UNGATED))
     lines.append(SITUATED)
     for situation in SITUATIONS:
         what = " ".join((inspect.getdoc(situation.make) or "").split())

@@ -36,7 +36,7 @@ from sim.oracle.known import Known
 from sim.oracle.leases import Leases
 from sim.oracle.ledger import Carried, Owed, Shelf, Writing
 from sim.oracle.lineage import Lineages
-from sim.oracle.owning import Blockers, Owned
+from sim.oracle.owning import Blockers, Gated, Owned
 from sim.oracle.patience import Stopping, Unreached
 from sim.oracle.ready import Final, Readiness, Unchanged
 from sim.oracle.refused import Refusals
@@ -96,6 +96,7 @@ class Oracle:
             Unreached(findings, CONTROLLER, cluster.workload.concurrency),
             Owned(findings, CONTROLLER),
             Blockers(findings, CONTROLLER),
+            Gated(findings),
             Readiness(findings, models),
             Unchanged(findings),
             Final(findings),

@@ -1,4 +1,5 @@
-"""The controller: whose the directory is (INV-95), and what it does about episodes that block a checkpoint (INV-96)."""
+"""The controller: whose the directory is (INV-95), what it does about episodes that block a checkpoint (INV-96). And
+whom an agent may call (INV-21)."""
 
 from __future__ import annotations
 
@@ -97,3 +98,17 @@ class Blockers(Check):
         left = sorted(self._left)
         self.look(96, f"a checkpoint is tried again, and its blocker {left[0]} runs on" if left else None, row.node)
         self._left, self._over_since = set(), set()
+
+
+class Gated(Check):
+    """INV-21: an agent whose configuration names a model server past the gate does not start, and says why."""
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"ungated.ready": self._ready, "ungated.refused": self._refused}
+
+    def _ready(self, row: Row) -> None:
+        self.look(21, f"an agent has started that calls {', '.join(row.fields['model'])}", row.node)
+
+    def _refused(self, row: Row) -> None:
+        meant = "past the gate" in row.fields["why"]
+        self.look(21, None if meant else f"it is refused for another reason: {row.fields['why']}", row.node)

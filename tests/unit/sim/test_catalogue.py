@@ -65,6 +65,7 @@ EXAMPLES: tuple[Fault, ...] = (
     faults.JudgeFails("inventory", "late"),
     *(faults.BadState("inventory", how, 1, 2) for how in get_args(faults.StateIs)),
     *(faults.Rival(how, 4) for how in get_args(faults.RivalDoes)),
+    *(faults.Ungated(by, At(0.3)) for by in get_args(faults.UngatedBy)),
     *(faults.Stranger("policy", asks, OnPhase("prepared", 2), 3) for asks in get_args(faults.StrangerAsks)),
 )
 NAMES = [f"{kind_of(fault)}-{number}" for number, fault in enumerate(EXAMPLES)]

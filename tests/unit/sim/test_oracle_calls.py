@@ -314,6 +314,16 @@ def a_checkpoint_is_tried_again_beside_its_blocker(on: Onlooker, wrong: bool) ->
     on.emit("controller", "collector.checkpoint_opened")
 
 
+@story(21)
+def an_agent_starts_that_would_call_a_worker_past_the_gate(on: Onlooker, wrong: bool) -> None:
+    on.emit("agent-2", f"ungated.{'ready' if wrong else 'refused'}", model=["worker"], why="it is past the gate")
+
+
+@story(21)
+def such_an_agent_is_refused_for_another_reason(on: Onlooker, wrong: bool) -> None:
+    on.emit("agent-2", "ungated.refused", why="its port is taken" if wrong else "it would call past the gate")
+
+
 @story(95)
 def another_collector_gets_the_directory(on: Onlooker, wrong: bool) -> None:
     on.emit("controller", "collector.dispatch", episode="r")
