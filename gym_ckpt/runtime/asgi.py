@@ -201,12 +201,12 @@ class Router:
         assert scope["type"] == "http", f"this application serves http only, not {scope['type']}"
         found, params = self._find(scope["method"], scope["path"])
         request = Request(scope, receive, params)
-        sending: _Sending | None = None
+        sending: Sending | None = None
         try:
             if found is None:
                 reply = self._nothing(scope["method"], scope["path"])
             elif found.stream is not None:
-                sending = _Sending(send)
+                sending = Sending(send)
                 await found.stream(request, sending)
                 return
             else:
@@ -242,7 +242,7 @@ class Router:
         return answer({"error": error}, 405, (("allow", said),))
 
 
-class _Sending:
+class Sending:
     """`send`, and whether a response has begun."""
 
     def __init__(self, send: Send) -> None:

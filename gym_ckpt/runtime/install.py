@@ -24,6 +24,7 @@ from gym_ckpt.runtime.asgi import (
     Request,
     Route,
     Router,
+    Sending,
     answer_error,
     episode_context,
     respond,
@@ -124,14 +125,15 @@ def admitting(app: ASGIApp, participant: Participant) -> ASGIApp:
         if scope["type"] != "http" or episode is None:
             await app(scope, receive, send)
             return
-        ahead = _ReadAhead(receive)
+        ahead, sending = _ReadAhead(receive), Sending(send)
         try:
             run = Request(scope, receive, {}).run
             async with participant.admission.enter(episode, run, ahead.disconnected) as work:
                 await work.begin()
-                await app(scope, ahead.receive, send)
+                await app(scope, ahead.receive, sending)
         except ProtocolError as error:
-            await respond(send, answer_error(error))
+            if not sending.started:  # else too late for a status: the response is broken off, and the caller sees that
+                await respond(send, answer_error(error))
         except ClientGone:
             return
 

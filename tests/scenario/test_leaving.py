@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from gym_ckpt.errors import PeerLost
 from gym_ckpt.gyms.answer import AnswerGym
 from gym_ckpt.participants.agent import AgentParticipant
 from gym_ckpt.participants.model import MODEL_CLAIM_PATH
@@ -116,7 +117,19 @@ def _foreign(ports: Ports, tasks: Any) -> tuple[Participant, ASGIApp]:
     return made, admitting(app, made)
 
 
-def serve(build: Build, story: Callable[[World, Participant], Awaitable[None]]) -> None:
+def _streaming(ports: Ports, tasks: Any) -> tuple[Participant, ASGIApp]:
+    made = ResourcesParticipant("server", ports, tasks, AnswerGym())
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await anyio.sleep_forever()
+
+    return made, admitting(app, made)
+
+
+def serve(build: Build, story: Callable[[World, Participant], Awaitable[None]], *complaints: str) -> None:
+    """`complaints`: all that the server says to itself."""
     made: list[Participant] = []
     world = World(1)
 
@@ -132,7 +145,7 @@ def serve(build: Build, story: Callable[[World, Participant], Awaitable[None]]) 
         await story(world, made[0])
 
     world.add_node("server", main)
-    world.run(script, horizon_s=1000).check()
+    assert [failure.detail for failure in world.run(script, horizon_s=1000).errors] == list(complaints)
 
 
 OPEN = b'{"messages":[],"resources_url":"http://server:80","cookie":"a"}'
@@ -201,3 +214,20 @@ def test_an_application_gets_the_whole_body_of_a_request_that_waited() -> None:
         assert replies == [b'{"size":200000}']
 
     serve(_foreign, story)
+
+
+def test_an_answer_that_is_retired_on_its_way_is_broken_off_and_not_begun_again() -> None:
+    """A server complains with a traceback about a second beginning, for each stream."""
+
+    async def story(world: World, participant: Participant) -> None:
+        url, read = tagged("http://server:80", R, "/anything"), list[bytes]()
+        with pytest.raises(PeerLost):
+            async with world.client().stream("POST", url, body=b"") as reply:
+                assert reply.status == 200
+                async for chunk in reply.chunks():
+                    read.append(chunk)
+                    participant.admission.stop([R])
+        assert read == [b"half"]
+        assert participant.admission.book.counts() == NONE
+
+    serve(_streaming, story, "ASGI callable returned without completing response")
