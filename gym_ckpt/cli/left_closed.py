@@ -13,6 +13,7 @@ from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.core.coordination import Member
 from gym_ckpt.core.phases import Phase
 from gym_ckpt.errors import CoordinationError
+from gym_ckpt.limits import DISCOVERY_BUDGET_S
 
 
 class LeftClosed(CoordinationError):
@@ -24,9 +25,11 @@ class FreshCoordination(Coordination):
 
     _looked = False
 
-    async def discover(self, say: Callable[[str], object] | None = None) -> tuple[Member, ...]:
+    async def discover(
+        self, say: Callable[[str], object] | None = None, budget_s: float = DISCOVERY_BUDGET_S
+    ) -> tuple[Member, ...]:
         """As `Coordination.discover`. Raises also `LeftClosed`, the first time only."""
-        members = await super().discover(say)
+        members = await super().discover(say, budget_s)
         if not self._looked:
             self._looked = True
             await self._refuse_left_closed()

@@ -26,7 +26,6 @@ from gym_ckpt.limits import (
     CONTROL_ATTEMPT_TIMEOUT_S,
     CONTROL_RETRY_FIRST_S,
     CONTROL_RETRY_MAX_S,
-    DISCOVERY_BUDGET_S,
     WAITING_SAID_AFTER_S,
     WAITING_SAID_EVERY_S,
 )
@@ -58,29 +57,32 @@ class ControlCalls:
         self._ports = ports
         self.waiting = Waiting()
 
-    async def member(self, server: tuple[str, str]) -> Member | None:
+    async def member(self, server: tuple[str, str], until: float) -> Member | None:
         """The participant that a server (name, url) is; None when it takes no part.
 
         Raises:
             ParticipantFailed: it cannot be asked in time.
         """
         name, url = server
-        asked = self._ports.clock.wall()
-        status = await self.status(name, url, anyio.current_time() + DISCOVERY_BUDGET_S)
-        if status is None:
-            return None
-        middle = (asked + self._ports.clock.wall()) / 2
-        return Member(name, url, Kind(status.kind), status.server_time - middle)
+
+        async def once(timeout_s: float) -> Member | None:
+            asked = self._ports.clock.wall()  # of this try: one that was refused says nothing about the server's clock
+            status = await self._status(url, timeout_s)
+            if status is None:
+                return None
+            middle = (asked + self._ports.clock.wall()) / 2
+            return Member(name, url, Kind(status.kind), status.server_time - middle)
+
+        return await self._repeated(name, "status", once, until)
 
     async def status(self, name: str, url: str, until: float) -> Status | None:
         """A server's status; None when it has no checkpoint routes. Raises `ParticipantFailed`."""
+        return await self._repeated(name, "status", lambda timeout_s: self._status(url, timeout_s), until)
 
-        async def once(timeout_s: float) -> Status | None:
-            target = f"{url}{CONTROL_PREFIX}status"
-            reply = await self._ports.control.request("GET", target, headers=self._headers, timeout_s=timeout_s)
-            return None if reply.status == 404 else decode(accepted(target, reply).body, Status)
-
-        return await self._repeated(name, "status", once, until)
+    async def _status(self, url: str, timeout_s: float) -> Status | None:
+        target = f"{url}{CONTROL_PREFIX}status"
+        reply = await self._ports.control.request("GET", target, headers=self._headers, timeout_s=timeout_s)
+        return None if reply.status == 404 else decode(accepted(target, reply).body, Status)
 
     async def call(
         self,

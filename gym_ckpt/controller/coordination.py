@@ -76,7 +76,9 @@ class Coordination:
         """For people: servers whose answers the last checkpoint could not wait for, and to what; or nothing."""
         return to_what(self._calls.waiting.cut_off)
 
-    async def discover(self, say: Callable[[str], object] | None = None) -> tuple[Member, ...]:
+    async def discover(
+        self, say: Callable[[str], object] | None = None, budget_s: float = DISCOVERY_BUDGET_S
+    ) -> tuple[Member, ...]:
         """Ask every server for its status. A 404 takes no part; whoever cannot be asked makes checkpoints unsafe.
 
         `say`: gets a line now and then that names servers which are waited for, here and in every later call.
@@ -87,7 +89,8 @@ class Coordination:
         waiting = self._calls.waiting
         waiting.say = say or waiting.say
         try:
-            found = await each(list(self._servers.items()), self._calls.member)
+            until = anyio.current_time() + budget_s
+            found = await each(list(self._servers.items()), lambda server: self._calls.member(server, until))
         except ParticipantFailed as error:
             refused = error.server not in waiting
             who = f"{error.server} ({error.error})" if refused else f"{waiting.words()}{waiting.mend()}"
@@ -127,7 +130,7 @@ class Coordination:
         """
         self._calls.waiting.cut_off.clear()
         until = anyio.current_time() + budget_s
-        await self.discover()
+        await self.discover(budget_s=min(budget_s, DISCOVERY_BUDGET_S))
         opened = OpenCheckpoint(self.commit, checkpoint_id, until)
         ready_by = until if prepare_s is None else min(until, anyio.current_time() + prepare_s)
         async with Tasks() as renewing:
