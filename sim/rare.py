@@ -68,6 +68,7 @@ class Rare:
         return {
             "gate.held": lambda row: self._held.update({(row.node, row.fields["call"]): None}),
             "gate.started": lambda row: self._release(row),
+            "gate.done": lambda row: self._release(row),
             "agent.parked": lambda row: self._in_call.update({row.fields["episode"]: None}),
             "agent.resting": lambda row: self._rests.update({row.fields["episode"]: row.t + row.fields["for_s"]}),
             "collector.checkpoint_opened": self._opened,

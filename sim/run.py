@@ -159,7 +159,7 @@ class _Run:
         author's code that raises is answered with 500, as servers do. And of an error that a fault raised a handler
         fails and a process ends, where nobody expects it."""
         if isinstance(failure.error, InjectedFailure):
-            return True
+            return failure.kind == "handler" or failure.node == CONTROLLER
         if failure.kind == "handler" and isinstance(failure.error, Misbehaved):
             return True
         return failure.kind == "handler" and failure.error is None and (failure.node, failure.t) in self._broken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from gym_ckpt.invariants import one_owner, only_started, within_scope
@@ -9,6 +10,9 @@ from gym_ckpt.types import Kind
 from sim.oracle.files import Archive, Contents
 from sim.oracle.findings import Check, Findings, Handler, episodes
 from sim.trace import Row
+
+TOKENS = re.compile(rb'"(?:prompt_)?token_ids"|[\[,](?:\d+,){31}')
+"""Token arrays by their names, or as long lists of integers under any other."""
 
 
 class Scope(Check):
@@ -34,7 +38,7 @@ class Scope(Check):
         contents = self._archive.contents(row.fields["checkpoint_id"])
         for member, records in contents.records.items():
             self.look(40, within_scope(records, scope), "/".join(member))
-            tokens = b'"token_ids"' in contents.raw[member] or b'"prompt_token_ids"' in contents.raw[member]
+            tokens = TOKENS.search(contents.raw[member])
             self.look(52, "token ids are in a checkpoint file" if tokens else None, "/".join(member))
         owned = [each for (kind, _), held in contents.records.items() if kind == Kind.ENVIRONMENT for each in held]
         self.look(41, one_owner(continued, owned), row.node)

@@ -21,7 +21,7 @@ from gym_ckpt.words import counted
 from sim.disk import SimFileSystem
 from sim.oracle.files import Picture, read
 from sim.oracle.findings import Check, Findings, Handler, episodes
-from sim.oracle.ledger import FENCE, ROWS, Shelf, Writing, named
+from sim.oracle.ledger import FENCE, POISON, ROWS, Shelf, Writing, named
 from sim.trace import Row
 
 DISK = frozenset({Reason.CAPTURE_FAILED, Reason.ROW_WRITE_FAILED})
@@ -39,9 +39,10 @@ class Lineages(Check):
         self._shelf = shelf
         self._writing = writing
         self._models = models
-        self._restored: set[str] = set()
+        self._imported: dict[str, set[str]] = {}
+        """By restored attempt: the lines that it began with."""
         self._excused: set[str] = set()
-        """Restored attempts during which a model server's host lost power: what it had imported was not synced."""
+        """Restored attempts of which a power cut took some: what is imported is not synced."""
         self._forgot: dict[str, set[str]] = {}
         """By rollout: model servers that have forgotten it since anything of it was last fenced."""
         self._undropped: Counter[str] = Counter()
@@ -67,11 +68,14 @@ class Lineages(Check):
         self._undropped[row.node] += 1
 
     def _restore(self, row: Row) -> None:
-        self._restored.update(row.fields["installed"])
+        self._imported.update({key: self._lines(key) for key in row.fields["installed"]})
 
     def _crash(self, row: Row) -> None:
         if row.node in self._models:
-            self._excused |= self._restored
+            self._excused.update(key for key, lines in self._imported.items() if not lines <= self._lines(key))
+
+    def _lines(self, key: str) -> set[str]:
+        return {f"{end} {line['model_call_id']}" for end in (ROWS, POISON) for line in self._shelf.lines(key + end)}
 
     def _fenced(self, row: Row) -> None:
         for each in episodes(row.fields["episodes"]):

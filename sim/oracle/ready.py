@@ -25,7 +25,8 @@ class _Gate:
     since: float = 0.0
     owes: set[str] = field(default_factory=set)
     """Episodes of which a row could not be written: its poison has to be, before a checkpoint is ready."""
-    claims: set[str] = field(default_factory=set)
+    claims: dict[int, str] = field(default_factory=dict)
+    """By exchange: whose claim is under way."""
 
 
 class Readiness(Check):
@@ -38,6 +39,8 @@ class Readiness(Check):
         super().__init__(findings)
         self._models = models
         self._gates: dict[str, _Gate] = {}
+        self._claims: dict[int, str] = {}
+        """By exchange: which server was asked."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -45,6 +48,9 @@ class Readiness(Check):
             "node.continued": self._again,
             "net.request": self._request,
             "net.arrived": self._arrived,
+            "net.replied": self._claimed,
+            "net.failed": self._claimed,
+            "net.left": self._claimed,
             "gate.started": self._begun,
             "gate.withdrawn": self._withdrawn,
             "gate.done": self._done,
@@ -63,7 +69,13 @@ class Readiness(Check):
 
     def _request(self, row: Row) -> None:
         if row.fields["path"].endswith("/v1/claim"):
-            self._gate(row.fields["dst"]).claims.add(row.fields["path"].split("/")[2])
+            self._gate(row.fields["dst"]).claims[row.fields["x"]] = row.fields["path"].split("/")[2]
+            self._claims[row.fields["x"]] = row.fields["dst"]
+
+    def _claimed(self, row: Row) -> None:
+        server = self._claims.pop(row.fields["x"], None)
+        if server is not None and self._gate(server).claims.pop(row.fields["x"], None) is not None:
+            self._gate(server).since = row.t
 
     def _arrived(self, row: Row) -> None:
         """Perhaps another prepare: the last one of them waits."""
@@ -99,6 +111,7 @@ class Readiness(Check):
             if not gate.owes and not gate.claims:
                 late = waited > READY_S and not left
                 self.look(10, f"ready {waited:.3f} s after there was anything to wait for" if late else None, row.node)
+            gate.owes.clear()
 
     def _replied(self, row: Row) -> None:
         if row.node not in self._models or row.fields["report"]["ready"]:
@@ -107,7 +120,7 @@ class Readiness(Check):
         if not (gate.begun or gate.claims or gate.owes):
             late = row.t - gate.since > READY_S
             self.look(10, "not ready, and no answer is being sent" if late else None, row.node)
-        known = {*(key for _, key in gate.begun), *gate.claims, *gate.owes}
+        known = {*(key for _, key in gate.begun), *gate.claims.values(), *gate.owes}
         odd = [key for key in row.fields["report"]["blockers"] if key not in known]
         self.look(12, f"not ready because of {odd[0]}, of which no answer has begun" if odd else None, row.node)
 
