@@ -32,7 +32,7 @@ STARTED_PATH = CONTROL_ROOT + "v1/model/started"
 MODEL_CLAIM_PATH = "/v1/claim"
 MODELS_PATH = "/v1/models"
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-PASSED_ON = frozenset({b"content-type", b"accept", b"authorization", b"traceparent", b"tracestate"})
+PASSED_ON = frozenset({b"content-type", b"accept", b"authorization", b"api-key", b"traceparent", b"tracestate"})
 """Headers of a call that reach the inference worker. Not `x-request-id`: engines name their request after it, and an
 abort of attempt N would end N+1's, should an agent send the same."""
 

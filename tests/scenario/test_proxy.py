@@ -30,7 +30,8 @@ def test_every_route_reaches_the_engine_as_it_was_asked_and_comes_back_as_it_was
     async def story(stage: Stage) -> None:
         answer_all(stage)
         asks = b'{"seed": 18446744073709551617, "temperature": NaN, "prompt": "\xc3\xa9"}'
-        sends = (("authorization", "Bearer engine"), ("content-type", "application/json; charset=utf-8"))
+        credentials = (("authorization", "Bearer engine"), ("api-key", "k"))
+        sends = (*credentials, ("content-type", "application/json; charset=utf-8"))
         caller = await stage.call(episode=R if tagged else None, path=path, asks=asks, sends=sends)
         ((seen, headers, body),) = stage.worker.seen
         assert (seen, body) == (path, asks)
