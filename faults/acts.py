@@ -33,6 +33,7 @@ from sim.workload import workload
 
 if TYPE_CHECKING:
     from faults.inject import Injector
+    from sim.trace import Row
 
 GENERATION = "/completions"
 LOOKS = frozenset(get_args(faults.Look))
@@ -68,6 +69,8 @@ def take_up(by: Injector, fault: Any) -> None:
             by.upon(faults.At(fault.from_s), lambda: _late(by, fault))
         case faults.Overload():
             by.upon(fault.when, lambda: _fill(by, fault))
+        case faults.Mislaid():
+            by.upon(fault.when, lambda: _mislay(by, fault))
         case faults.NotThere():
             by.looks.add((fault.node, fault.look), fault.k, fault.n, fault)
             by.world.disk.on_op = by.world.disk.on_op or Missing(by).look
@@ -192,6 +195,27 @@ def _flip(by: Injector, fault: faults.BitFlip) -> None:
     by.count(fault)
     by.world.emit("", "disk.flipped", path=path, checkpoint_id=whole[0])
     disk.flip(path, fault.bit)
+
+
+def _mislay(by: Injector, fault: faults.Mislaid) -> None:
+    world, disk = by.world, by.world.disk
+    latest = layout.latest(RUN_DIR)
+    if latest not in disk.durable_tree(latest):
+        return  # nothing is published, and a run that has begun may miss nothing
+    by.count(fault)
+    by.down([name for name in by.everyone if world.nodes[name].alive], faults.Restart("whole", 0.05))
+    paths = (layout.checkpoints_dir(RUN_DIR), *((latest,) if fault.pointer else ()))
+    world.emit("", "disk.mislaid")
+    taken = {path: node for path in paths if (node := disk.take_away(path)) is not None}
+
+    def back(_: Row | None = None) -> None:
+        if taken:
+            for path in list(taken):
+                disk.put_back(path, taken.pop(path))
+            world.emit("", "disk.put_back")
+
+    world.trace.subscribe(back, ("collector.refused",))
+    by.on_heal.append(back)
 
 
 def _stranger(by: Injector, fault: faults.Stranger) -> None:

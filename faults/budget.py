@@ -37,6 +37,7 @@ DEATHS = (
     | faults.CrashAtStep
     | faults.CrashAtMessage
     | faults.FailAtProbe
+    | faults.Mislaid
 )
 """A controller ends of an error at a named point; a server goes on, and is counted all the same."""
 

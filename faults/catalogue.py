@@ -16,7 +16,9 @@ from faults.others import (
     AsksIn,
     BadState,
     FailedReply,
+    GymChanged,
     JudgeFails,
+    Mislaid,
     Overload,
     RefusesWith,
     Rival,
@@ -51,7 +53,9 @@ __all__ = [
     "At",
     "BadState",
     "FailedReply",
+    "GymChanged",
     "JudgeFails",
+    "Mislaid",
     "OnEvent",
     "OnPhase",
     "OnRow",
@@ -505,6 +509,8 @@ Fault = (
     | ToolFails
     | JudgeFails
     | BadState
+    | GymChanged
+    | Mislaid
     | Stranger
     | Rival
     | Ungated

@@ -179,6 +179,16 @@ def _bad_state(d: Drawing) -> Fault:
     return faults.BadState("inventory", how, d.chance.randint(1, 12), d.chance.choice((1, 2, 8)))
 
 
+def _gym_changed(d: Drawing) -> tuple[Fault, ...]:
+    """A gym is changed while everything is down."""
+    lost = faults.Crash((EVERYTHING,), OnRow("collector.published", d.chance.randint(1, 2)), Restart("whole", 0.01))
+    return lost, faults.GymChanged(d.chance.choice(("inventory", "verifier")), d.chance.randint(1, 3), 1)
+
+
+def _mislaid(d: Drawing) -> Fault:
+    return faults.Mislaid(d.when(), d.chance.random() < 0.7)
+
+
 def _stranger(d: Drawing) -> tuple[Fault, ...]:
     """A few calls of people who are no part of the gym, often while a checkpoint is open."""
     chance = d.chance
@@ -248,6 +258,8 @@ OTHERS: tuple[Kind, ...] = (
     ("others", "tool fails after its effect", _tool_fails, 0.6),
     ("others", "judge fails", _judge_fails, 0.6),
     ("others", "bad state", _bad_state, 1.0),
+    ("others", "gym changed", _gym_changed, 0.5),
+    ("others", "checkpoints mislaid", _mislaid, 0.5),
     ("others", "stranger", _stranger, 1.6),
     ("others", "late call", _late_call, 0.8),
     ("others", "left out after a restore", _left_out, 0.8),

@@ -7,6 +7,7 @@ As in `faults.patches`. Knows the implementation from inside.
 from __future__ import annotations
 
 from faults.patches import Bug, Patches, mutated
+from gym_ckpt.controller import restoring, startup
 from gym_ckpt.core.patience import Patience
 from gym_ckpt.participants import asked
 from gym_ckpt.participants.agent import AgentParticipant
@@ -55,7 +56,27 @@ def gate_not_checked() -> Patches:
     return [(GymSettings, "check_gated", lambda self, agent: None)]
 
 
+def refused_started_over() -> Patches:
+    return [(restoring, "_check_may_start_over", lambda shared, error, source, rows: None)]
+
+
+def mislaid_started_over() -> Patches:
+    return [(startup, "_miss_checkpoints", lambda settings, run_dir, say: None)]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "refused-state-started-over",
+        "a server that will not have the state of a whole checkpoint costs its rows their work, unasked",
+        "INV-97",
+        refused_started_over,
+    ),
+    Bug(
+        "mislaid-checkpoints-started-over",
+        "a run whose checkpoints are gone starts every row over without a word",
+        "INV-97",
+        mislaid_started_over,
+    ),
     Bug(
         "refusal-fails-the-episode",
         "a model call that an engine refuses for a while fails its episode",

@@ -81,6 +81,8 @@ class Injector:
         self._messages: _Rules | None = None
         self._kept: dict[faults.Duplicate, list[Act]] = {}
         """What delivers requests that a proxy has kept."""
+        self.on_heal: list[Act] = []
+        """What is undone when nothing strikes any more."""
         self._slow: list[faults.Slow] = []
         self.partitions: list[faults.Partition] = []
         self.full: list[tuple[faults.Overload, float]] = []
@@ -109,6 +111,8 @@ class Injector:
     def heal(self) -> None:
         """Nothing strikes any more; clocks stay where they are and run as they should."""
         self.healed = True
+        for act in self.on_heal:
+            act()
         for host in self.world.hosts.values():
             host.drift(0.0)
         for node in self.world.nodes.values():
@@ -168,6 +172,8 @@ class Injector:
                 self._behaviour.add((fault.node, "verify"), fault.k, fault.n, fault)
             case faults.BadState():
                 self._behaviour.add((fault.node, "export"), fault.k, fault.n, fault)
+            case faults.GymChanged():
+                self._behaviour.add((fault.node, "check"), fault.k, fault.n, fault)
             case _:
                 acts.take_up(self, fault)
 
@@ -357,7 +363,7 @@ class Injector:
         if not self.healed:
             for fault in self._behaviour.due((node, what)):
                 self.count(fault, node)
-                how = "raises" if isinstance(fault, faults.ToolFails) else fault.how
+                how = getattr(fault, "how", "raises")
         return how
 
     def _slowness(self, node: str) -> float:

@@ -114,6 +114,30 @@ class BadState(Data, frozen=True, tag="bad_state", tag_field="fault"):
         return f"{self.node}'s {ordinal(self.k, self.n)} exported state {how}"
 
 
+class GymChanged(Data, frozen=True, tag="gym_changed", tag_field="fault"):
+    """The gym was changed, and is brought back later: of the sessions that a checkpoint holds, its author's check
+    refuses the k-th to the k+n-1-th."""
+
+    node: str
+    k: int = 1
+    n: int = 1
+
+    def words(self) -> str:
+        return f"{self.node}'s gym refuses the {ordinal(self.k, self.n)} state that it is to restore"
+
+
+class Mislaid(Data, frozen=True, tag="mislaid", tag_field="fault"):
+    """Everything dies, and somebody moves the run's checkpoints away, with the pointer to them or without; they are put
+    back once a collector has refused to go on without them. Strikes only where one was published."""
+
+    when: When
+    pointer: bool = True
+
+    def words(self) -> str:
+        what = "the run's checkpoints and their pointer are" if self.pointer else "the run's checkpoints are"
+        return f"everything dies {self.when.words()}, and {what} moved away until a collector misses them"
+
+
 class Stranger(Data, frozen=True, tag="stranger", tag_field="fault"):
     """Somebody who is no part of the gym calls a server: with a malformed id (the `number`-th of a list), a judge's
     call of the policy model without an id, or the framework that changes a ledger."""

@@ -282,6 +282,17 @@ def _lapsed(d: Drawing) -> Faults:
     return _all_lost(d), faults.DelayAtProbe("collector.restore_installed", _between(d, 2.0, 6.0))
 
 
+def _changed(d: Drawing) -> Faults:
+    """A gym is changed while everything is down, and will not have the first session that a checkpoint holds."""
+    return _all_lost(d), faults.GymChanged("inventory", 1, 1)
+
+
+def _mislaid(d: Drawing) -> Faults:
+    """Somebody has moved the run's checkpoints away when everything comes back."""
+    asked = faults.Signal("SIGUSR1", At(_between(d, 0.2, 0.8)))
+    return asked, faults.Mislaid(OnRow("collector.checkpoint_closed", 1), d.chance.random() < 0.9)
+
+
 def _rotten(d: Drawing) -> Faults:
     """A bit flips in the records of the second checkpoint, with most rows in it, and somebody has to read them."""
     chance = d.chance
@@ -413,6 +424,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_rotten, CAPTURABLE, {"every_s": None, "keep": 2}),
     Situation(_not_there, ALL, OFTEN),
+    Situation(_changed, CAPTURABLE, OFTEN),
+    Situation(_mislaid, ALL, {"every_s": None}),
     Situation(_export_again, ALL, OFTEN),
     Situation(_commit_again, ALL, OFTEN),
     Situation(_uncertain, ALL, OFTEN),

@@ -108,6 +108,19 @@ class SimFileSystem:
         """As `tree`, had everything unsynced been lost."""
         return self._tree(prefix, durable=True)
 
+    def take_away(self, path: str) -> Node | None:
+        """Move whatever is there out of reach, durably, for `put_back`; None where nothing is."""
+        parent, name, there = self._slot(path)
+        parent.durable.pop(name, None)
+        parent.live.pop(name, None)
+        return there
+
+    def put_back(self, path: str, taken: Node) -> None:
+        """As it was, durably, unless something else has its name by now: more than an empty directory."""
+        parent, name, there = self._slot(path)
+        if there is None or (isinstance(there, Directory) and not there.live):
+            parent.durable[name] = parent.live[name] = taken
+
     def holds(self, path: str) -> bool:
         """Whether there is anything of this name now."""
         try:

@@ -64,6 +64,8 @@ class TroubledInventory(InventoryGym):
 
     async def check_session_state(self, exported: Any) -> None:
         await super().check_session_state(_unwrapped(exported))
+        if _asked("check"):
+            raise ValueError("the session is of another version of this gym")
 
     async def restore_session_state(self, exported: Any) -> Any:
         return await super().restore_session_state(_unwrapped(exported))

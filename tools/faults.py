@@ -77,6 +77,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
         ("environment that hangs", "pause, lose.hang_after"),
         ("huge state, unserializable state", "bad_state"),
         ("hostile ids", "stranger"),
+        ("a gym that was changed; checkpoints that somebody has moved", "gym_changed, mislaid"),
         ("a second collector on the directory, its lock swept away", "rival"),
         ("a configuration that names a model server past the gate", "ungated"),
     ),

@@ -43,6 +43,8 @@ class RunDirectory(Check):
         self._sound: dict[str, dict[str, bytes]] = {}
         """By checkpoint: its files when it was last found complete."""
         self._seen: tuple[Tree, Tree] = ({}, {})
+        self.mislaid = False
+        """Somebody has moved the checkpoints away, and will put them back: there is nothing to look at."""
         self.rotten: set[str] = set()
         """Checkpoints in which the disk has changed a bit by itself: nobody can be blamed for those."""
 
@@ -51,6 +53,8 @@ class RunDirectory(Check):
             "node.crashed": self._crashed,
             "collector.published": self._published,
             "disk.flipped": self._flipped,
+            "disk.mislaid": self._mislaid,
+            "disk.put_back": self._mislaid,
             "disk.step": self._step,
         }
 
@@ -62,6 +66,9 @@ class RunDirectory(Check):
         if pointer != self._pointed:
             self._pointed = pointer
             self.inspect("at a new pointer")
+
+    def _mislaid(self, row: Row) -> None:
+        self.mislaid = row.event == "disk.mislaid"
 
     def _flipped(self, row: Row) -> None:
         self.rotten.add(row.fields["checkpoint_id"])
@@ -77,7 +84,7 @@ class RunDirectory(Check):
     def inspect(self, when: str) -> None:
         """Look at everything, unless nothing has changed since."""
         live, durable = self._disk.tree(self.run_dir), self._disk.durable_tree(self.run_dir)
-        if (live, durable) == self._seen:
+        if (live, durable) == self._seen or self.mislaid:
             self.look(48, None)
             return
         self._seen = (live, durable)

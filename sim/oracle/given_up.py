@@ -21,13 +21,18 @@ NONE_LEFT = "no checkpoint in"
 
 class GivenUp(Check):
     """INV-97: the newest checkpoint is the one that is restored, unless it has rotted or cannot be read; and while it
-    is whole no run says that there is none."""
+    is whole no run says that there is none. Where checkpoints are mislaid, or a server will not have the state of a
+    whole one, no row is sent, since nobody has said that it may start over."""
 
     def __init__(self, findings: Findings, disk: SimFileSystem, directory: RunDirectory, controller: str) -> None:
         super().__init__(findings)
         self._disk = disk
         self._directory = directory
         self._controller = controller
+        self._asked: set[int] = set()
+        """Restores under way."""
+        self._answers: set[int] = set()
+        """How this life's restores were answered: statuses, 0 for those that were not."""
         self._unreadable = False
         """A step of this life's disk has failed."""
 
@@ -37,11 +42,43 @@ class GivenUp(Check):
             "disk.error": self._error,
             "collector.restored": self._restored,
             "collector.refused": self._refused,
+            "net.request": self._request,
+            **dict.fromkeys(("net.replied", "net.failed"), self._answer),
+            "collector.dispatch": self._dispatch,
         }
 
     def _new_life(self, row: Row) -> None:
         if row.node == self._controller:
             self._unreadable = False
+            self._asked.clear()
+            self._answers.clear()
+
+    def _request(self, row: Row) -> None:
+        if row.node == self._controller and row.fields["path"].endswith("/restore"):
+            self._asked.add(row.fields["x"])
+
+    def _answer(self, row: Row) -> None:
+        if row.fields["x"] in self._asked:
+            self._asked.discard(row.fields["x"])
+            self._answers.add(row.fields.get("status", 0))
+
+    def _dispatch(self, row: Row) -> None:
+        self.look(
+            97,
+            f"{row.fields['episode']} is sent without a word of the checkpoints that are gone"
+            if self._directory.mislaid
+            else None,
+            row.node,
+        )
+        not_had = self._answers - {200}
+        refused = not_had == {InvalidCheckpointState.status} and not self._unreadable
+        self.look(
+            97,
+            f"{row.fields['episode']} is sent, and a server has refused the state of a whole checkpoint"
+            if refused
+            else None,
+            row.node,
+        )
 
     def _error(self, row: Row) -> None:
         if row.node == self._controller:
@@ -65,5 +102,10 @@ class GivenUp(Check):
             pointer = read_pointer(Picture(self._disk.tree(run_dir)), run_dir)
         except InvalidCheckpointState:
             return None  # which is seen as INV-48
-        gone = pointer is None or pointer.checkpoint_id in self._directory.rotten or self._unreadable
+        gone = (
+            pointer is None
+            or self._directory.mislaid
+            or pointer.checkpoint_id in self._directory.rotten
+            or self._unreadable
+        )
         return None if gone or pointer is None else pointer.checkpoint_id

@@ -24,6 +24,7 @@ CAPTURED, STREAMED, JUDGED = 1, 1, 1
 WHOLE = Restart("whole", 0.01)
 SLOW = faults.SlowWorker | faults.StuckWorker
 PUBLISHED = OnRow("collector.published")
+AT_RESTART = faults.NotThere | faults.GymChanged
 EXAMPLES: tuple[Fault, ...] = (
     faults.Crash(("agent",), At(0.4), Restart("alone", 0.2)),
     faults.CrashHost("gpu", OnRow("gate.started", 3), WHOLE),
@@ -64,6 +65,9 @@ EXAMPLES: tuple[Fault, ...] = (
     faults.JudgeFails("verifier", "raises"),
     faults.JudgeFails("inventory", "late"),
     *(faults.BadState("inventory", how, 1, 2) for how in get_args(faults.StateIs)),
+    faults.GymChanged("inventory"),
+    faults.Mislaid(OnRow("collector.checkpoint_closed")),
+    faults.Mislaid(OnRow("collector.checkpoint_closed"), pointer=False),
     *(faults.Rival(how, 4) for how in get_args(faults.RivalDoes)),
     *(faults.Ungated(by, At(0.3)) for by in get_args(faults.UngatedBy)),
     *(faults.Stranger("policy", asks, OnPhase("prepared", 2), 3) for asks in get_args(faults.StrangerAsks)),
@@ -73,7 +77,8 @@ NAMES = [f"{kind_of(fault)}-{number}" for number, fault in enumerate(EXAMPLES)]
 
 def played(fault: Fault, number: int = CAPTURED) -> Plan:
     setup = Setup(workload=number, every_s=0.5, timeout_s=8.0)
-    return Plan(setup, chaos_s=8.0, requeue=WHOLE, faults=(fault,))
+    lost = (faults.Crash((EVERYTHING,), PUBLISHED, WHOLE),) if isinstance(fault, AT_RESTART) else ()
+    return Plan(setup, chaos_s=8.0, requeue=WHOLE, faults=(*lost, fault))
 
 
 @pytest.mark.parametrize("fault", EXAMPLES, ids=NAMES)
