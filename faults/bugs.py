@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from faults import call_patches, field_patches, life_patches, patches
+from faults import call_patches, field_patches, life_patches, patches, resources_patches
 from faults import collector_patches as collector
 from faults import ledger_patches as ledger
 from faults.patches import Bug
@@ -367,6 +367,7 @@ BUGS: dict[str, Bug] = {
         *call_patches.BUGS,
         *life_patches.BUGS,
         *field_patches.BUGS,
+        *resources_patches.BUGS,
     )
 }
 

@@ -293,6 +293,22 @@ def _mislaid(d: Drawing) -> Faults:
     return asked, faults.Mislaid(OnRow("collector.checkpoint_closed", 1), d.chance.random() < 0.9)
 
 
+def _read_late(d: Drawing) -> Faults:
+    """A thread still reads what is restored when its restore has been given up, by everybody or by its lease."""
+    node, times = d.chance.choice(d.participants), d.chance.randint(1, 2)
+    found = _all_lost(d), faults.SlowDisk(node, _between(d, 1.4, 9.0), 1, times, "records.read")
+    cut = faults.Lose(node, d.chance.choice(("retire", "resume")), "refuse", 1, d.chance.choice((2, 400)))
+    return (*found, cut) if d.chance.random() < 0.5 else found
+
+
+def _closed_late(d: Drawing) -> Faults:
+    """Sessions are closed after a checkpoint that holds them, and everything dies; copies of the calls that closed them
+    come when the sessions go on."""
+    lost = faults.Crash((EVERYTHING,), OnRow("session.closed", d.chance.randint(1, 6)), Restart("whole", 0.01))
+    again = faults.Duplicate("inventory", "close_session", 1, 24, when=OnRow("collector.restored", 1))
+    return lost, again, faults.Delay("inventory", "close_session", 1, 60, 0.0, _between(d, 0.1, 0.5))
+
+
 def _rotten(d: Drawing) -> Faults:
     """A bit flips in the records of the second checkpoint, with most rows in it, and somebody has to read them."""
     chance = d.chance
@@ -422,6 +438,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_dies_restored, ALL, OFTEN),
     Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
+    Situation(_read_late, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
+    Situation(_closed_late, CAPTURABLE, OFTEN),
     Situation(_rotten, CAPTURABLE, {"every_s": None, "keep": 2}),
     Situation(_not_there, ALL, OFTEN),
     Situation(_changed, CAPTURABLE, OFTEN),

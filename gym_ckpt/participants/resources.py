@@ -184,26 +184,33 @@ class ResourcesParticipant(Participant):
 
     async def close_session(self, request: Request) -> Answer:
         """Close the cookie's session; a session that is closed already stays closed."""
-        session = self._sessions.get(request.cookie(COOKIE) or "")
+        session = self._named(request)
         if session is not None:
             async with self.admission.enter(session.episode, request.run, request.disconnected) as work:
-                await self._close(session, work)
+                await self._close(session, work, request.episode or session.episode)
         return answer({"closed": session is not None})
 
-    async def _close(self, session: Session, work: Pass) -> None:
+    async def _close(self, session: Session, work: Pass, by: EpisodeId) -> None:
         await work.begin()
         async with session.busy:
             if self._sessions.get(session.session_id) is session:
                 self._remove(session)
+                self.ports.tracer.emit("session.closed", episode=by.key, session=session.session_id)
                 if not session.closed:
                     session.closed = True
                     await self._gym.close(session.state)
 
     def _session(self, request: Request) -> Session:
-        session = self._sessions.get(request.cookie(COOKIE) or "")
+        session = self._named(request)
         if session is None:
             raise Refused(404, f"no session of this cookie: seed one, and send the cookie {COOKIE}")
-        if request.episode is not None and request.episode != session.episode:
+        return session
+
+    def _named(self, request: Request) -> Session | None:
+        """The session that the cookie names. A restore continues a session under its cookie: who still calls for an
+        attempt before has none (INV-38). Raises `StaleAttempt`."""
+        session = self._sessions.get(request.cookie(COOKIE) or "")
+        if session is not None and request.episode is not None and request.episode != session.episode:
             raise StaleAttempt(f"the session belongs to {session.episode.key}, not to {request.episode.key}")
         return session
 

@@ -260,17 +260,22 @@ class Present(Check):
 class Fenced(Check):
     """INV-63: what a restore of N has retired is never at work again. INV-61: who has served does not restore.
 
-    INV-66, INV-68: from restore to resume admission is closed, and no call is made.
+    INV-66, INV-68: from restore to resume admission is closed, and no call is made; nor does it open while what was
+    ended still imports.
     """
 
-    WORK = ("admission.admitted", "episode.started", "gate.started", "tool.effect")
+    WORK = ("admission.admitted", "episode.started", "gate.started", "tool.effect", "session.closed")
 
     def __init__(self, findings: Findings, known: Known) -> None:
         super().__init__(findings)
         self._known = known
+        self._importing: Counter[tuple[str, int]] = Counter()
+        """How many imports run, by server and its life."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
+            "import.begun": self._import,
+            "import.ended": self._import,
             **dict.fromkeys(self.WORK, self._work),
             "admission.opened": self._opened,
             "phase": self._phase,
@@ -289,8 +294,13 @@ class Fenced(Check):
         if server.phase in ("restoring", "restored") and row.event in ("gate.started", "tool.effect"):
             self.look(68, f"{row.event} of {row.fields['episode']} during a restore", row.node)
 
+    def _import(self, row: Row) -> None:
+        self._importing[row.node, self._known.server(row.node).life] += 1 if row.event == "import.begun" else -1
+
     def _opened(self, row: Row) -> None:
         server = self._known.server(row.node)
+        imports = self._importing[row.node, server.life]
+        self.look(66, "admission opened while an import goes on" if imports else None, row.node)
         if server.phase in ("restoring", "restored"):
             self.look(66, f"admission opened in phase {server.phase}", row.node)
         elif server.phase != "idle":

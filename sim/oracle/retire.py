@@ -89,7 +89,7 @@ class Retired(Check):
     Nor has what was over and is forgotten there: a copy of one of its calls that comes within `FORGOTTEN_S` is refused.
     """
 
-    EFFECTS = ("gate.started", "tool.effect", "admission.admitted", "episode.started")
+    EFFECTS = ("gate.started", "tool.effect", "admission.admitted", "episode.started", "session.closed")
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)

@@ -192,6 +192,27 @@ def test_what_a_session_holds_outside_is_freed_once_however_it_ends(end: str) ->
     ask_servers(story, gym="tests.scenario.asserting_gym:Frees")
 
 
+@pytest.mark.parametrize("path", ["/count_items", "/verify", "/close_session"])
+def test_a_cookie_opens_its_session_to_the_attempt_that_it_belongs_to_alone(path: str) -> None:
+    """A restore continues a session under its cookie: who still calls for an attempt before has none (INV-38)."""
+
+    async def story(ask: Ask, world: World) -> None:
+        opened = await ask("inventory", tagged("", R.next(), "/seed_session"), json.dumps({"task": {}}))
+        cookie = ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
+
+        async def say(episode: EpisodeId, path: str) -> Reply:
+            body = json.dumps({"task": {}} if path == "/verify" else {"item": "apple"})
+            url = f"http://inventory:80{tagged('', episode, path)}"
+            return await world.client().request("POST", url, headers=(cookie,), body=body)
+
+        for episode in (R, R.next().next(), EpisodeId("other")):
+            reply = await say(episode, path)
+            assert reply.status == 409 and b"stale_attempt" in reply.body, reply
+        assert (await say(R.next(), "/count_items")).status == 200, "its session stands"
+
+    ask_servers(story)
+
+
 class Says:
     """Another author's resources server, which sets this cookie."""
 

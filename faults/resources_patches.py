@@ -1,0 +1,21 @@
+"""Patches of what a resources server does for its sessions. As in `faults.patches`."""
+
+from __future__ import annotations
+
+from faults.patches import Bug, Patches, mutated
+from gym_ckpt.participants.resources import ResourcesParticipant
+
+
+def dead_attempts_close() -> Patches:
+    old, new = "self._named(request)", 'self._sessions.get(request.cookie("ng_session") or "")'
+    return [(ResourcesParticipant, "close_session", mutated(ResourcesParticipant.close_session, old, new))]
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "dead-attempts-close",
+        "a copy of a dead attempt's last call closes the session of the attempt that continues it",
+        "INV-63",
+        dead_attempts_close,
+    ),
+)
