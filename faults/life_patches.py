@@ -174,7 +174,17 @@ def lapsed_restore_continues() -> Patches:
     return [(collect, "restore", mutated(starting.restore, old, new))]
 
 
+def open_while_importing() -> Patches:
+    return [(ControlPlane, "_act", mutated(ControlPlane._act, "if self._imports.running:", "if False:"))]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "opens-while-importing",
+        "a server whose restore was ended opens while a thread still imports",
+        "INV-66",
+        open_while_importing,
+    ),
     Bug(
         "continued-without-owner",
         "a checkpoint says that it continues its whole scope, whoever exported what",

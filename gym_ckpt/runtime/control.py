@@ -156,6 +156,10 @@ class ControlPlane:
         if self._abort.publishing and not self._committed.done:
             # The manifest may be appearing right now: say "resumed" only once nothing is written any more (INV-50).
             await self._committed.wait(until - anyio.current_time(), "the end of a write")
+        with anyio.move_on_at(until):
+            await self._imports.until_idle()
+        if self._imports.running:
+            raise DeadlineExceeded("what the restore still reads has not come back; it opens when that has: repeat")
         self._emit("resume.done", request.checkpoint_id)
         return ResumeReply(phase=Phase.IDLE)
 
@@ -305,7 +309,10 @@ class ControlPlane:
                 self._tasks.start_soon(self._watch_lease, self._opened())
             case Action.OPEN:
                 self._settling.cancel()
-                self._admission.open()
+                if self._imports.running:
+                    self._tasks.start_soon(self._open_after_import)
+                else:
+                    self._admission.open()
             case Action.SETTLE:
                 self._settled, self._settling = Outcome(), anyio.CancelScope()
                 self._tasks.start_soon(self._settle, self._opened(), self._settled, self._settling)
@@ -322,6 +329,12 @@ class ControlPlane:
                 self._imports.give_up()
             case Action.EXPIRED:
                 self._ports.tracer.emit("lease.expired", instance=self._participant.instance)
+
+    async def _open_after_import(self) -> None:
+        """What an import that was ended still does to state and files is not to meet those who come next (INV-66)."""
+        await self._imports.until_idle()
+        if self._state.phase is Phase.IDLE and self._admission.book.closed:
+            self._admission.open()
 
     async def _watch_lease(self, checkpoint_id: str) -> None:
         while self._open(checkpoint_id):

@@ -32,6 +32,8 @@ class Imports:
         self._tasks = tasks
         self._serial = anyio.Lock()
         self._scope = anyio.CancelScope()
+        self._running = 0
+        self._idle = anyio.Event()
         self.result: Outcome[RestoreReply] = Outcome()
         self.installs: tuple[EpisodeId, ...] = ()
 
@@ -39,13 +41,37 @@ class Imports:
         """Import in a task of the server. `ended`: told whether everything is installed, before `result` has it."""
         self.result, self._scope = Outcome(), anyio.CancelScope()
         self.installs = target.installs
-        self._tasks.start_soon(self._import, restore_id, target, ended, self.result, self._scope)
+        self._running += 1
+        self._tracer.emit("import.begun", restore_id=restore_id)
+        self._tasks.start_soon(self._run, restore_id, target, ended, self.result, self._scope)
 
     def give_up(self) -> None:
         """Nothing that the last one has installed, or still will, is left; and its attempts are refused."""
         self._scope.cancel()
         self._discard(self.installs)
         self._tasks.start_soon(self._release_discarded, self.installs)
+
+    @property
+    def running(self) -> bool:
+        """Whether one is at work: given up ones, too, that a thread still has to come back from."""
+        return self._running > 0
+
+    async def until_idle(self) -> None:
+        """Until none is."""
+        while self.running:
+            await self._idle.wait()
+
+    async def _run(
+        self, restore_id: str, target: Target, ended: Ended, outcome: Outcome[RestoreReply], scope: anyio.CancelScope
+    ) -> None:
+        try:
+            await self._import(restore_id, target, ended, outcome, scope)
+        finally:
+            self._running -= 1
+            self._tracer.emit("import.ended", restore_id=restore_id)
+            if not self.running:
+                self._idle.set()
+                self._idle = anyio.Event()
 
     async def _import(
         self, restore_id: str, target: Target, ended: Ended, outcome: Outcome[RestoreReply], scope: anyio.CancelScope
