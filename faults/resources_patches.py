@@ -11,11 +11,22 @@ def dead_attempts_close() -> Patches:
     return [(ResourcesParticipant, "close_session", mutated(ResourcesParticipant.close_session, old, new))]
 
 
+def verified_again() -> Patches:
+    old = "known is not None and known.key == key"
+    return [(ResourcesParticipant, "_judged_once", mutated(ResourcesParticipant._judged_once, old, "False"))]
+
+
 BUGS: tuple[Bug, ...] = (
     Bug(
         "dead-attempts-close",
         "a copy of a dead attempt's last call closes the session of the attempt that continues it",
         "INV-63",
         dead_attempts_close,
+    ),
+    Bug(
+        "verified-again",
+        "a verification with effects whose reply was lost is done again",
+        "INV-3",
+        verified_again,
     ),
 )

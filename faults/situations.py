@@ -31,6 +31,8 @@ ALL = tuple(range(WORKLOADS))
 CAPTURED = tuple(number for number in ALL if workload(number).captured)
 CAPTURABLE = tuple(number for number in ALL if not workload(number).restarts)
 """Whose sessions are in checkpoints."""
+RESTARTING = tuple(number for number in ALL if workload(number).restarts)
+"""Whose sessions are in none, and whose verifications are waited for."""
 PASSED_ON = tuple(number for number in ALL if workload(number).stream and not workload(number).captured)
 """Streams that reach the agent while they are made."""
 OFTEN: Mapping[str, float | None] = {"every_s": 1.3}
@@ -148,6 +150,15 @@ def _late_reply(d: Drawing) -> Faults:
     route = d.chance.choice(("add_item", "count_items", "take_item", "verify", "seed_session"))
     slow = faults.Delay("inventory", route, d.chance.randint(1, 3), d.chance.choice((1, 3)), 0.0, _between(d, 1.5, 4.0))
     return slow, faults.Delay("environment", "run", 1, 24, 0.0, _between(d, 0.5, 3.0))
+
+
+def _judged_twice(d: Drawing) -> Faults:
+    """Replies of verifications that have effects are lost, and copies of the calls come while they run, or later."""
+    lost: faults.Loss = d.chance.choice(("after", "mid_reply"))
+    return (
+        faults.Lose("inventory", "verify", lost, d.chance.randint(1, 4), d.chance.randint(1, 3)),
+        faults.Duplicate("inventory", "verify", 1, 24, _between(d, 0.0, 0.4)),
+    )
 
 
 def _broken_tool(d: Drawing) -> Faults:
@@ -430,6 +441,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_asked_in_checkpoint, tuple(number for number in ALL if number % 4 == 0), {"every_s": None}),
     Situation(_gone_waiting, ALL, OFTEN),
     Situation(_late_reply, ALL, {**OFTEN, "timeout_s": 1.5}),
+    Situation(_judged_twice, RESTARTING),
     Situation(_broken_tool, ALL, OFTEN),
     Situation(_retired_in_write, CAPTURED),
     Situation(_fenced, CAPTURED),

@@ -94,6 +94,8 @@ ITEM_AMOUNT_MAX: Final = 100
 """Pieces that one call of an inventory tool moves."""
 IDEMPOTENCY_KEYS_KEPT: Final = 4096
 """Of one resources session: tool calls that are known to have been done, so that a late copy is not done again."""
+VERIFICATIONS_KEPT: Final = 4096
+"""Of one resources server without sessions: verifications with effects whose reply may still be asked for again."""
 ITEM_STOCK_MAX: Final = 1_000_000
 """Pieces of one item that an inventory holds."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from gym_ckpt.gyms import AnswerGym, InventoryGym, StateMode
+from gym_ckpt.gyms import AnswerGym, InventoryGym, StateMode, VerifyMode
 from sim.epoch import current_epoch
 
 INVENTORY: Final = "sim.gyms:TroubledInventory"
@@ -72,9 +72,11 @@ class TroubledInventory(InventoryGym):
 
 
 class RestartingInventory(TroubledInventory):
-    """Its sessions cannot be captured: their episodes start again from their input."""
+    """Its sessions cannot be captured: their episodes start again from their input. As with every gym that declares
+    nothing, a checkpoint waits for its verifications, and none is done again."""
 
     state_mode = StateMode.RESTART_ONLY
+    verify_mode = VerifyMode.WAIT
 
 
 class TroubledAnswer(AnswerGym):

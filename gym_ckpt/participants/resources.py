@@ -7,21 +7,25 @@ is all that has to be kept; an older call that arrives once more has nobody who 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import anyio
 import msgspec
 
+from gym_ckpt.core.admission import stale
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, StaleAttempt
 from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
-from gym_ckpt.limits import IDEMPOTENCY_KEYS_KEPT
+from gym_ckpt.limits import IDEMPOTENCY_KEYS_KEPT, VERIFICATIONS_KEPT
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.admission import Pass
 from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_cookie_value
 from gym_ckpt.runtime.install import HEALTH
+from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
 from gym_ckpt.types import EpisodeId, Kind
@@ -74,6 +78,14 @@ class Session:
         self.last_key, self.last_reply = key, reply
 
 
+class _Verification:
+    """One that has effects, under way or done."""
+
+    def __init__(self, key: str | None) -> None:
+        self.key = key
+        self.outcome: Outcome[Answer] = Outcome()
+
+
 class ResourcesParticipant(Participant):
     """Serves one gym."""
 
@@ -85,6 +97,8 @@ class ResourcesParticipant(Participant):
         self._gym = gym
         self._sessions: dict[str, Session] = {}
         self._of_episode: dict[EpisodeId, str] = {}
+        self._verified: dict[EpisodeId, _Verification] = {}
+        """The last verification of each episode, where it waits, until its session is over; oldest first."""
 
     def routes(self) -> tuple[Route, ...]:
         return (
@@ -177,10 +191,30 @@ class ResourcesParticipant(Participant):
             session = self._session(request)
             episode, state = session.episode, session.state
         async with self.admission.enter(episode, request.run, request.disconnected) as work:
-            if self._gym.verify_mode is VerifyMode.WAIT:
-                await work.begin()
-            result = await self._gym.verify(state, body.task, body.messages)
-        return answer(result, headers=self._declared())
+            if self._gym.verify_mode is VerifyMode.REPLAY:
+                return await self._judged(state, body)
+            await work.begin()
+            return await self._judged_once(episode, request.header(IDEMPOTENCY_KEY), state, body)
+
+    async def _judged(self, state: Any, body: VerifyRequest) -> Answer:
+        return answer(await self._gym.verify(state, body.task, body.messages), headers=self._declared())
+
+    async def _judged_once(self, episode: EpisodeId, key: str | None, state: Any, body: VerifyRequest) -> Answer:
+        """What waits has effects: a call that is repeated, as after a lost reply, joins the one under way or gets its
+        reply (INV-3)."""
+        known = self._verified.get(episode)
+        if key is not None and known is not None and known.key == key:
+            return await known.outcome.get(math.inf, "the verification")
+        self._drop_verified(list(islice(self._verified, max(0, len(self._verified) - VERIFICATIONS_KEPT))))
+        made = self._verified[episode] = _Verification(key)
+        self.ports.tracer.emit("verify.effect", episode=episode.key, key=key)
+        try:
+            judged = await self._judged(state, body)
+        except BaseException as error:
+            made.outcome.fail(error if isinstance(error, Exception) else stale(episode))
+            raise
+        made.outcome.succeed(judged)
+        return judged
 
     async def close_session(self, request: Request) -> Answer:
         """Close the cookie's session; a session that is closed already stays closed."""
@@ -221,8 +255,23 @@ class ResourcesParticipant(Participant):
     def _remove(self, session: Session) -> None:
         del self._sessions[session.session_id]
         del self._of_episode[session.episode]
+        self._drop_verified([session.episode])
 
     # The participant.
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        super().forget(rollout_ids)
+        gone = set(rollout_ids)
+        self._drop_verified(episode for episode in list(self._verified) if episode.rollout_id in gone)
+
+    def _forgotten_late(self, rollout_id: str) -> None:
+        super()._forgotten_late(rollout_id)
+        self._drop_verified(episode for episode in list(self._verified) if episode.rollout_id == rollout_id)
+
+    def _drop_verified(self, episodes: Iterable[EpisodeId]) -> None:
+        for episode in episodes:
+            if (known := self._verified.get(episode)) is not None and known.outcome.done:
+                del self._verified[episode]
 
     def live(self) -> Iterable[EpisodeId]:
         return self._of_episode
@@ -282,6 +331,7 @@ class ResourcesParticipant(Participant):
             session = self._sessions[self._of_episode[episode]]
             self._remove(session)
             self._end(session)
+        self._drop_verified(up_to(episodes, self._verified))
 
     def _end(self, session: Session) -> None:
         """Have what a session holds outside the process freed, whoever waits for what meanwhile."""

@@ -39,6 +39,7 @@ class Effects(Check):
             "handler.error": self._raised,
             "commit.exported": self._exported,
             "tool.effect": self._effect,
+            "verify.effect": self._verified,
         }
 
     def _new_life(self, row: Row) -> None:
@@ -60,12 +61,18 @@ class Effects(Check):
             odd = sorted(self._broken.get(row.node, set()).intersection(row.fields["episodes"]))
             self.look(3, f"the session of {odd[0]}, in which a tool broke off, is exported" if odd else None, row.node)
 
-    def _effect(self, row: Row) -> None:
-        key, at = row.fields["key"], episode(row.fields["episode"])
+    def _verified(self, row: Row) -> None:
+        self._once(row, row.fields["key"])
+
+    def _once(self, row: Row, key: str | None) -> None:
         seen = self._seen.setdefault(row.node, set())
         if key is not None:
             self.look(3, f"the effect of {key} happened again" if key in seen else None, row.node)
             seen.add(key)
+
+    def _effect(self, row: Row) -> None:
+        key, at = row.fields["key"], episode(row.fields["episode"])
+        self._once(row, key)
         allowed, revision = self._steps.get(at.rollout_id, 0), row.fields["revision"]
         if revision > allowed:
             self.look(3, f"{at}: effect number {revision} of a conversation with {allowed}", row.node)

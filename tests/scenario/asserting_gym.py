@@ -1,13 +1,18 @@
-"""Gyms of authors: some assert what they believe of a session in a hook and are wrong, one counts its frees."""
+"""Gyms of authors: some assert what they believe of a session in a hook and are wrong, one counts its frees, one judges
+with effects."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gym_ckpt.gyms import InventoryGym
+import anyio
+
+from gym_ckpt.gyms import InventoryGym, StateMode, VerifyMode
 
 CLOSED: list[Any] = []
 """States that `Frees` was told to free."""
+JUDGED: list[Any] = []
+"""Tasks that `Judges` has judged."""
 
 
 def _believed(state: Any) -> None:
@@ -34,3 +39,20 @@ class Restores(InventoryGym):
 class Frees(InventoryGym):
     async def close(self, state: Any) -> None:
         CLOSED.append(state)
+
+
+class Judges(InventoryGym):
+    """Its verification has an effect and takes a while; of some tasks it fails when it has had it."""
+
+    verify_mode = VerifyMode.WAIT
+
+    async def verify(self, state: Any, task: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+        JUDGED.append(task)
+        await anyio.sleep(1.0)
+        if task.get("fails"):
+            raise RuntimeError("the score was posted, and then this")
+        return {"reward": 1.0, "times": len(JUDGED)}
+
+
+class JudgesAnswers(Judges):
+    state_mode = StateMode.STATELESS

@@ -1,0 +1,78 @@
+"""A verification that waits has effects: however often its call is repeated, they happen once (INV-3)."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from gym_ckpt.errors import PeerTimeout
+from gym_ckpt.participants import resources
+from gym_ckpt.ports import Reply
+from gym_ckpt.runtime.asgi import tagged
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
+from gym_ckpt.types import EpisodeId
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CONTROL_PREFIX
+from sim.world import World
+from tests.scenario.asserting_gym import JUDGED
+from tests.scenario.test_hostile import FAR, Ask, ask_servers
+
+R = EpisodeId("r")
+
+
+async def say(
+    world: World, episode: EpisodeId, path: str, body: object, *headers: tuple[str, str], timeout_s: float | None = None
+) -> Reply:
+    url = f"http://inventory:80{tagged('', episode, path)}"
+    return await world.client().request("POST", url, headers=headers, body=json.dumps(body), timeout_s=timeout_s)
+
+
+async def seeded(world: World, episode: EpisodeId = R) -> tuple[str, str]:
+    opened = await say(world, episode, "/seed_session", {"task": {}})
+    return ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
+
+
+@pytest.mark.parametrize("gym", ["Judges", "JudgesAnswers"])
+@pytest.mark.parametrize("fails", [False])
+def test_a_verification_is_done_once_however_often_it_is_asked_for(gym: str, fails: bool) -> None:
+    async def story(_: Ask, world: World) -> None:
+        cookie, key = await seeded(world), (IDEMPOTENCY_KEY, "r:verify")
+        body = {"task": {"fails": fails}}
+        with pytest.raises(PeerTimeout):
+            await say(world, R, "/verify", body, cookie, key, timeout_s=0.1)
+        replies: list[Reply] = []
+
+        async def again() -> None:
+            replies.append(await say(world, R, "/verify", body, cookie, key))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(again)
+            tasks.start_soon(again)
+        await again()
+        assert len(JUDGED) == 1 and len({reply.body for reply in replies}) == 1, replies
+        assert {reply.status for reply in replies} == {500 if fails else 200}
+        for other in ((IDEMPOTENCY_KEY, "r:judge"), ("x-none", "1")):
+            assert (await say(world, R, "/verify", {"task": {}}, cookie, other)).status == 200
+        assert len(JUDGED) == 3, "another step, and a call without a key, are others"
+
+    JUDGED.clear()
+    ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}")
+
+
+def test_what_is_kept_of_verifications_is_bounded_and_goes_with_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "VERIFICATIONS_KEPT", 3)
+
+    async def story(ask: Ask, world: World) -> None:
+        async def judged(name: str) -> int:
+            key = (IDEMPOTENCY_KEY, f"{name}:verify")
+            return int(json.loads((await say(world, EpisodeId(name), "/verify", {"task": {}}, key)).body)["times"])
+
+        assert [await judged(name) for name in ("a", "b", "a")] == [1, 2, 1]
+        body = {"rollout_ids": ["a"], "deadline_ts": FAR, "budget_s": 5.0}
+        assert (await ask("inventory", CONTROL_PREFIX + "forget", json.dumps(body))).status == 200
+        assert [await judged(name) for name in ("a", "b")] == [3, 2], "forgotten, and known"
+        assert [await judged(name) for name in ("c", "d", "e", "e")] == [4, 5, 6, 6]
+        assert await judged("b") == 7, "the oldest goes first"
+
+    JUDGED.clear()
+    ask_servers(story, gym="tests.scenario.asserting_gym:JudgesAnswers")
