@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import anyio
+
 from gym_ckpt.controller.input import Input, read_input
 from gym_ckpt.controller.journal import DispatchLog, HistoryReader, episode_of
 from gym_ckpt.controller.published import Source, newest_valid
@@ -24,7 +26,7 @@ from gym_ckpt.controller.rows import RowFiles, failures_path
 from gym_ckpt.core.collection import RowState
 from gym_ckpt.core.collection_restart import DispatchHistory, FailureHistory, Restart, plan_restart
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
-from gym_ckpt.limits import READ_CHUNK_BYTES
+from gym_ckpt.limits import CLAIM_AGAIN_S, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job, Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.storage import layout
@@ -111,7 +113,11 @@ async def _claim_both(
     if found.new:
         await disk.claim(beside, claim_output(settings.output, note))
         await disk.run(refuse_existing(settings.output))
-    await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
+    try:
+        await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
+    except ConfigError:
+        await anyio.sleep(CLAIM_AGAIN_S)
+        await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
     if not found.new:
         await disk.claim(beside, claim_output(settings.output, note))
 

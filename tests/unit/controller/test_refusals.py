@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState, NotCheckpointable, ParticipantFailed, Unavailable
-from gym_ckpt.limits import PUBLISHED_LISTED_MAX, TASK_MAX_BYTES
+from gym_ckpt.limits import CLAIM_AGAIN_S, PUBLISHED_LISTED_MAX, TASK_MAX_BYTES
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
@@ -177,6 +179,18 @@ async def test_two_live_collectors_do_not_write_one_output(bench: Bench) -> None
 
     await bench.crash(gym, second)
     await bench.run(gym_of(), resume_from_cache=True)
+    bench.check_whole()
+
+
+async def test_whoever_looks_at_a_directory_does_not_keep_its_next_collector_out(bench: Bench) -> None:
+    """`inspect` and `stop` hold its lock for an instant; a batch job that is refused then is not tried again."""
+    await stop_in_the_middle(bench)
+    with (bench.directory / "collector.pid").open("rb") as looking:
+        fcntl.flock(looking.fileno(), fcntl.LOCK_SH)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(bench.run, gym_of(), resume_from_cache=True))
+            await anyio.sleep(CLAIM_AGAIN_S / 2)
+            fcntl.flock(looking.fileno(), fcntl.LOCK_UN)
     bench.check_whole()
 
 
