@@ -17,7 +17,7 @@ import msgspec
 from gym_ckpt.core import phases
 from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.core.phases import Action, Phase, Target
-from gym_ckpt.errors import DeadlineExceeded, ExportFailed, InvalidPhase, ProtocolError, Unavailable
+from gym_ckpt.errors import CheckpointConflict, DeadlineExceeded, ExportFailed, InvalidPhase, ProtocolError, Unavailable
 from gym_ckpt.limits import BUDGET_MAX_S
 from gym_ckpt.runtime.importing import Imports
 from gym_ckpt.runtime.outcome import Outcome
@@ -278,7 +278,11 @@ class ControlPlane:
 
     def _apply(self, event: phases.Event) -> None:
         before, opened = self._state.phase, self._state.checkpoint_id
-        self._state, actions = phases.step(self._state, event)
+        try:
+            self._state, actions = phases.step(self._state, event)
+        except CheckpointConflict as error:
+            left_s = max((self._state.lease_until or 0.0) - anyio.current_time(), 0.0)
+            raise CheckpointConflict(f"{error.detail}, restart this server, or wait {left_s:.0f} s") from None
         if self._state.phase is not before or actions:
             self._ports.tracer.emit(
                 "phase",

@@ -135,3 +135,26 @@ def test_nothing_opens_beside_a_read_that_outlasts_its_restore_and_it_touches_no
     world.add_node("model", main)
     result = world.run(script, 60.0)
     assert not result.errors
+
+
+def test_whoever_finds_another_checkpoint_open_is_told_how_it_ends_and_when() -> None:
+    """Its collector may have died: nobody resumes it, and its lease is what there is to wait for."""
+
+    async def main(ports: Ports) -> None:
+        await serve(Toy("model", ports), URL, GRACE_S)
+
+    async def script(world: World) -> None:
+        world.nodes["model"].start()
+        await anyio.sleep(0.1)
+        assert (await ask(world, "prepare", "old", budget_s=30.0))[0] == 200
+        await anyio.sleep(11.0)
+        status, refused = await ask(world, "prepare", "new")
+        assert (status, refused["error"]["code"]) == (409, "checkpoint_conflict")
+        said = "checkpoint old is prepared here; resume it first, restart this server, or wait 20 s"
+        assert refused["error"]["detail"] == said
+        await anyio.sleep(20.0)
+        assert (await ask(world, "prepare", "new"))[0] == 200
+
+    world = World(1)
+    world.add_node("model", main)
+    assert not world.run(script, 60.0).errors
