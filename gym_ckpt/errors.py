@@ -20,7 +20,8 @@
         └── InvalidCheckpointState 422 · Unavailable 503
 
 A class exists only where a caller can act on exactly it. Expected trouble is one of these; a broken belief is an
-`AssertionError` and stops the process.
+`AssertionError`. In a task of a process it ends the process. In the handler of a call it ends that call, with a 500 for
+the caller and a traceback in the server's log, and the server goes on.
 """
 
 from __future__ import annotations
