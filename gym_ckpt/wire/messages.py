@@ -87,10 +87,13 @@ class RestoreRequest(CheckpointRequest, frozen=True, kw_only=True, forbid_unknow
         return scope
 
 
-class RetireRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RetireRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`checkpoint_id`: a common field that says nothing here, so that it may be there, and is not sent."""
+
     episode_ids: list[EpisodeRef]
     deadline_ts: float
     budget_s: float | None = None
+    checkpoint_id: str | None = None
 
 
 class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,10 +104,13 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     budget_s: float | None = None
 
 
-class ForgetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ForgetRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`checkpoint_id`: as of a retire."""
+
     rollout_ids: list[str]
     deadline_ts: float
     budget_s: float | None = None
+    checkpoint_id: str | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +276,7 @@ def checked_budget(
     Raises:
         InvalidRequest: a deadline or budget that is not finite, or a malformed checkpoint id.
     """
-    if isinstance(request, CheckpointRequest):
+    if not isinstance(request, SweepRequest) and request.checkpoint_id is not None:
         check_checkpoint_id(request.checkpoint_id)
     if not math.isfinite(request.deadline_ts):
         raise InvalidRequest("deadline_ts must be a finite number of seconds since the epoch")

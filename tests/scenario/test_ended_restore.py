@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import pytest
 
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.asgi import tagged
@@ -135,6 +136,28 @@ def test_nothing_opens_beside_a_read_that_outlasts_its_restore_and_it_touches_no
     world.add_node("model", main)
     result = world.run(script, 60.0)
     assert not result.errors
+
+
+@pytest.mark.parametrize(
+    ("operation", "what"),
+    [("retire", {"episode_ids": [{"rollout_id": "r", "attempt": 0}]}), ("forget", {"rollout_ids": ["r"]})],
+)
+def test_a_controller_may_name_a_checkpoint_in_a_retire_and_a_forget(operation: str, what: dict[str, Any]) -> None:
+    """It is a common field of all operations, and others' controllers send it."""
+
+    async def main(ports: Ports) -> None:
+        await serve(Toy("model", ports), URL, GRACE_S)
+
+    async def script(world: World) -> None:
+        world.nodes["model"].start()
+        await anyio.sleep(0.1)
+        assert (await ask(world, operation, "c", **what))[0] == 200
+        status, refused = await ask(world, operation, "../c", **what)
+        assert (status, refused["error"]["code"]) == (400, "invalid_request")
+
+    world = World(1)
+    world.add_node("model", main)
+    assert not world.run(script, 60.0).errors
 
 
 def test_whoever_finds_another_checkpoint_open_is_told_how_it_ends_and_when() -> None:
