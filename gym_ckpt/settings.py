@@ -7,7 +7,7 @@ in `GymSettings.servers`, never by their urls.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -198,8 +198,3 @@ class GymSettings(Settings, frozen=True, kw_only=True):
     def participants(self) -> dict[str, ServerSettings]:
         """The servers that own checkpointable state, by name in configured order."""
         return {name: server for name, server in self.servers.items() if not isinstance(server, InferenceSettings)}
-
-
-def settings_from(mapping: dict[str, Any]) -> GymSettings:
-    """Typed settings of a plain mapping, checked for types and unknown keys only. Raises `msgspec.ValidationError`."""
-    return msgspec.convert(mapping, GymSettings)

@@ -85,22 +85,6 @@ def waiting(who: str) -> str:
     return f"; no answer yet from {who}" if who else ""
 
 
-class QuietProgress:
-    """Says nothing."""
-
-    def start(self, counts: Counts) -> None:
-        pass
-
-    def update(self, counts: Counts) -> None:
-        pass
-
-    def message(self, text: str, event: str = "") -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-
 class _Alive:
     """What goes on by the clock. `waits`: who is waited for, in words; or nothing."""
 

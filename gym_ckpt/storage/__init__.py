@@ -11,10 +11,10 @@ A `Job` is run by a `Disk`; nothing here opens a file by itself.
 from gym_ckpt.storage.abort import AbortFlag, WriteAborted
 from gym_ckpt.storage.appendlog import AppendLog, Opened, open_log, read_lines
 from gym_ckpt.storage.manifest import SCHEMA_VERSION, Manifest, ManifestHead
-from gym_ckpt.storage.ownership import Found, Ownership, RunName, claim, look
+from gym_ckpt.storage.ownership import Found, RunName, look
 from gym_ckpt.storage.pruning import Pruned, forget_all, prune
 from gym_ckpt.storage.publication import Published, latest, publish, published, read_collection
-from gym_ckpt.storage.records import read_manifest, read_records, write_records
+from gym_ckpt.storage.records import read_records, write_records
 from gym_ckpt.storage.verify import ParticipantReport, Report, verify_checkpoint
 
 __all__ = [
@@ -25,14 +25,12 @@ __all__ = [
     "Manifest",
     "ManifestHead",
     "Opened",
-    "Ownership",
     "ParticipantReport",
     "Pruned",
     "Published",
     "Report",
     "RunName",
     "WriteAborted",
-    "claim",
     "forget_all",
     "latest",
     "look",
@@ -42,7 +40,6 @@ __all__ = [
     "published",
     "read_collection",
     "read_lines",
-    "read_manifest",
     "read_records",
     "verify_checkpoint",
     "write_records",

@@ -33,14 +33,6 @@ class RunName:
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
-    """This process owns the directory until `lock.release()` or its end. `fresh`: the run begins here."""
-
-    lock: Lock
-    fresh: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """`new`: the directory is nobody's yet, else it is this run's. `bereft`: somebody has removed every trace of
     checkpoints: their directory is made, durably, before the dispatch log, and nothing of ours removes it."""
@@ -105,21 +97,6 @@ class OwnedDisk:
                 f"{parent} was removed while this run used it: put it back and run this again with --resume; or move "
                 "what is left of the run away and begin anew"
             ) from None
-
-
-def claim(run_dir: str, run: RunName, note: str, attempt_token: str) -> Job[Ownership]:
-    """`claim_directory`, then `claim_run`; the lock is free again unless both succeed."""
-
-    def job(fs: FileSystem) -> Generator[str, None, Ownership]:
-        lock = yield from claim_directory(run_dir, note)(fs)
-        try:
-            fresh = yield from claim_run(run_dir, run, attempt_token)(fs)
-        except Exception:
-            lock.release()
-            raise
-        return Ownership(lock, fresh)
-
-    return job
 
 
 def claim_directory(run_dir: str, note: str) -> Job[Lock]:

@@ -32,7 +32,6 @@ __all__ = [
     "ManifestHead",
     "WriteAborted",
     "instances_of",
-    "read_manifest",
     "read_records",
     "write_records",
 ]
@@ -180,20 +179,6 @@ def _stream(fs: FileSystem, temp: str, head: ManifestHead, records: Records, abo
     finally:
         file.close()
     return Manifest.of(head, digest.hexdigest(), count)
-
-
-def read_manifest(checkpoint_dir: str, kind: Kind, instance: str, checkpoint_id: str | None = None) -> Job[Manifest]:
-    """One participant's manifest; `checkpoint_id` None accepts any checkpoint's.
-
-    Raises (by the job):
-        InvalidCheckpointState: it is missing, damaged, or another one's.
-    """
-
-    def job(fs: FileSystem) -> Generator[str, None, Manifest]:
-        yield "records.read_manifest"
-        return _expected(fs, checkpoint_dir, kind, instance, checkpoint_id)
-
-    return job
 
 
 def read_records(

@@ -119,12 +119,3 @@ class StartDetector:
                 self._started = True
                 break
         return self._started
-
-
-def is_keep_alive_or_empty(chunk: bytes) -> bool:
-    """Whether a chunk that begins at a line's start is nothing, blank lines or comments only.
-
-    A transport may split a keep-alive in two, and the second half alone looks like data: where chunks are not known to
-    be whole events, ask one `StartDetector` per response instead.
-    """
-    return chunk == KEEP_ALIVE or not StartDetector().starts(chunk)

@@ -16,7 +16,6 @@ from gym_ckpt.storage import (
     AbortFlag,
     ManifestHead,
     RunName,
-    claim,
     layout,
     open_log,
     prune,
@@ -26,6 +25,7 @@ from gym_ckpt.storage import (
     verify_checkpoint,
     write_records,
 )
+from gym_ckpt.storage.ownership import claim_directory, claim_run
 from gym_ckpt.types import Kind
 from gym_ckpt.wire import json
 from sim.disk import SimFileSystem
@@ -203,7 +203,8 @@ def test_a_lock_is_exclusive_says_whose_it_is_and_can_be_taken_again(arm: Arm) -
 def test_a_whole_run_of_storage(arm: Arm) -> None:
     tokens = Tokens()
     run_dir = f"{arm.root}/new/run"
-    assert run(arm.fs, claim(run_dir, RunName("evaluation"), "pid 1", tokens())).fresh
+    run(arm.fs, claim_directory(run_dir, "pid 1"))
+    assert run(arm.fs, claim_run(run_dir, RunName("evaluation"), tokens())), "it begins here"
     for name in ("c1", "c2", "c3"):
         where = layout.checkpoint_dir(run_dir, name)
         for kind in (Kind.ENVIRONMENT, Kind.MODEL):

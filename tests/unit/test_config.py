@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from gym_ckpt.adapters.system import production_ports
@@ -14,7 +15,7 @@ from gym_ckpt.cli.config import effective, load
 from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.runtime.serve import run_server
-from gym_ckpt.settings import EnvironmentSettings, GymSettings, ModelSettings, settings_from
+from gym_ckpt.settings import EnvironmentSettings, GymSettings, ModelSettings
 
 GYM: dict[str, Any] = {
     "name": "unit",
@@ -179,14 +180,14 @@ def test_an_agent_that_names_a_model_server_past_the_gate_does_not_start(model: 
         load(gym)
     assert str(caught.value) == words
     with pytest.raises(ConfigError) as at_start:
-        anyio.run(start_alone, settings_from(gym), "agent")
+        anyio.run(start_alone, msgspec.convert(gym, GymSettings), "agent")
     assert str(at_start.value) == words
 
 
 def test_without_checkpoints_there_is_no_gate_to_go_past_and_a_model_server_is_still_asked_for() -> None:
     gym = changed("servers.agent.model", "worker")
     del gym["checkpoint"]
-    settings_from(gym).check_gated("agent")
+    msgspec.convert(gym, GymSettings).check_gated("agent")
     with pytest.raises(ConfigError, match="'worker' is of kind inference, and this must be of kind model"):
         load(gym)
 

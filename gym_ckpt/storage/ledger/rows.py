@@ -53,11 +53,7 @@ class Lineage:
 
     rows: tuple[LedgerRow, ...]
     poison: tuple[Poison, ...]
-
-    @property
-    def usable(self) -> bool:
-        """Whether the rollout may be trained on, as far as its ledger says."""
-        return not self.poison
+    """With any, the rollout must not be trained on."""
 
 
 def append_row(

@@ -191,7 +191,7 @@ def test_poison_delete_and_manifest() -> None:
         await one.open()
         await one.append(R0, a_row())
         assert await one.poison(R0, Poison("c0", "parent_unresolved")) is Appended.WRITTEN
-        assert not (await one.read(R0)).usable
+        assert (await one.read(R0)).poison
         assert [listed.episode for listed in (await one.manifest())[0]] == [R0]
         await one.delete([R0])
         assert await one.manifest([R0]) == ([], False)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.storage import Ownership, RunName, claim, layout, look
+from gym_ckpt.ports import Lock
+from gym_ckpt.storage import RunName, layout, look
+from gym_ckpt.storage.ownership import claim_directory, claim_run
 from sim.disk import SimFileSystem
 from tests.unit.storage.driver import RUN, PowerCut, Tokens, checkpoint, run, strike
 
 
-def take(disk: SimFileSystem, owner: str, run_id: str = "evaluation-1", token: str = "00000001") -> Ownership:
-    return run(disk.view(owner), claim(RUN, RunName(run_id, {"output": f"{run_id}.jsonl"}), f"pid 7 on {owner}", token))
+@dataclass
+class Taken:
+    lock: Lock
+    fresh: bool
+
+
+def take(disk: SimFileSystem, owner: str, run_id: str = "evaluation-1", token: str = "00000001") -> Taken:
+    """As a run begins: the directory's lock, then whose run it is; the lock is free again unless both succeed."""
+    view, name = disk.view(owner), RunName(run_id, {"output": f"{run_id}.jsonl"})
+    lock = run(view, claim_directory(RUN, f"pid 7 on {owner}"))
+    try:
+        return Taken(lock, run(view, claim_run(RUN, name, token)))
+    except ConfigError:
+        lock.release()
+        raise
 
 
 @pytest.fixture
