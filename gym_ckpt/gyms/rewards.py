@@ -9,12 +9,20 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from gym_ckpt.errors import InvalidRequest, NotLossless
 from gym_ckpt.wire import json
 
 
 def fraction_of(value: Any) -> float:
-    """A float in [0, 1) that is a function of `value` (JSON data) alone; exact in 32 bits."""
-    digest = hashlib.sha256(json.dumps(value, sort_keys=True)).digest()
+    """A float in [0, 1) that is a function of `value` (JSON data) alone; exact in 32 bits.
+
+    Raises:
+        InvalidRequest: it is nested too deeply.
+    """
+    try:
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True)).digest()
+    except NotLossless as error:
+        raise InvalidRequest(f"what is to be judged: {error}") from None
     return float(int.from_bytes(digest[:4], "big") / 2**32)
 
 
@@ -39,4 +47,5 @@ def final_answer(messages: list[dict[str, Any]]) -> str:
 
 
 def _calls(message: dict[str, Any]) -> list[Any]:
-    return [call.get("function") for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+    calls = message.get("tool_calls")
+    return [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []

@@ -37,7 +37,7 @@ from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_co
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
-from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, call
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, call, claim
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import plain
@@ -167,16 +167,14 @@ class AgentParticipant(Participant):
         episode = request.required_episode()
         async with self.admission.enter(episode, request.run, request.disconnected) as work:
             await work.begin()
-            await self._claim(episode, request.run)
+            try:
+                await self._claim(episode, request.run)
+            except (PeerRefused, TransportError) as error:
+                raise Refused(502, f"no answer of the policy-model server: {error}") from None
         return answer({"claimed": True})
 
     async def _claim(self, episode: EpisodeId, run: str | None) -> None:
-        url = tagged(self._model(episode), episode, MODEL_CLAIM_PATH)
-        try:
-            await call(self.ports, "POST", url, b"{}", headers=of_run(run))
-        except PeerRefused as error:
-            if error.status not in (404, 405):
-                raise
+        await claim(self.ports, tagged(self._model(episode), episode, MODEL_CLAIM_PATH), of_run(run))
 
     async def respond(self, request: Request) -> Answer:
         """Let the session work to its end and answer how it ended; joins the work if it is going on already."""

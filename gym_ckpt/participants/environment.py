@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -18,7 +18,7 @@ import msgspec
 from gym_ckpt.core import episode as machine
 from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, next_step
 from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, NotLossless, StaleAttempt
-from gym_ckpt.limits import RELEASE_BUDGET_S
+from gym_ckpt.limits import RELEASE_BUDGET_S, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.ports import Ports, Reply
@@ -27,10 +27,12 @@ from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, cooki
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
-from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, PeerRefused, call
+from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, call, claim
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTINUED_HEADER, EpisodeRef, plain
+
+T = TypeVar("T")
 
 
 class RunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,12 +203,8 @@ class EnvironmentParticipant(Participant):
     async def _claim(self, episode: EpisodeId) -> None:
         """Say that a continued episode is at work, whose agent has nothing left to do: nobody else would, and what the
         model servers keep of it would count as abandoned (INV-42)."""
-        try:
-            url = tagged(self._agent_url, episode, CLAIM_PATH)
-            await call(self.ports, "POST", url, b"{}", headers=of_run(self._episodes[episode].made_for))
-        except PeerRefused as error:
-            if error.status not in (404, 405):
-                raise
+        url = tagged(self._agent_url, episode, CLAIM_PATH)
+        await claim(self.ports, url, of_run(self._episodes[episode].made_for))
 
     def _pause_clocks(self, closed: bool) -> None:
         """Time parked for a checkpoint is not charged (INV-24)."""
@@ -259,7 +257,7 @@ class EnvironmentParticipant(Participant):
         result = json.loads(reply.body)
         if not isinstance(result, dict):
             raise EpisodeFailed(f"{url}/verify answered no object")
-        return result
+        return _bounded(result, f"{url}/verify answered what no row can hold")
 
     async def _call(
         self, episode: EpisodeId, step: Step, url: str, path: str, body: dict[str, Any], cookie: str | None = None
@@ -362,7 +360,18 @@ def _worked(reply: Reply) -> Worked:
     body = msgspec.convert(json.loads(reply.body), _AgentReply)
     if body.status != "finished":
         raise EpisodeFailed(f"the agent failed: {body.reason or 'it gave no reason'}")
+    _bounded([body.messages, body.calls], "the agent answered what no row can hold")
     return Worked(tuple(body.messages), tuple(body.calls), body.finish_reason)
+
+
+def _bounded(value: T, otherwise: str) -> T:
+    """What becomes part of records, messages and rows, none of which may be nested deeper than a task. Raises
+    `EpisodeFailed`: found later, it would fail whole checkpoints."""
+    try:
+        json.dumps(value, depth_max=TASK_DEPTH_MAX)
+    except NotLossless as error:
+        raise EpisodeFailed(f"{otherwise}: {error}") from None
+    return value
 
 
 def _cookie(state: EpisodeState) -> str:

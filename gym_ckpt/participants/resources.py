@@ -18,17 +18,18 @@ import anyio
 import msgspec
 
 from gym_ckpt.core.admission import stale
-from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, StaleAttempt
+from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, ProtocolError, StaleAttempt
 from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
 from gym_ckpt.limits import IDEMPOTENCY_KEYS_KEPT, VERIFICATIONS_KEPT
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.admission import Pass
-from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, is_cookie_value
+from gym_ckpt.runtime.asgi import Answer, Raised, Refused, Request, Route, answer, is_cookie_value
 from gym_ckpt.runtime.install import HEALTH
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire.messages import encode
 
 COOKIE = "ng_session"
 VERIFY_HEADER = "x-ng-checkpoint-verify"
@@ -124,7 +125,9 @@ class ResourcesParticipant(Participant):
             await work.begin()
             session_id = self._of_episode.get(episode)
             if session_id is None:
-                made = Session(self.ports.entropy.token(16), episode, await self._gym.seed(body.task))
+                with _told("seed"):
+                    state = await self._gym.seed(body.task)
+                made = Session(self.ports.entropy.token(16), episode, state)
                 session_id = self._of_episode.setdefault(episode, made.session_id)
                 if session_id == made.session_id:
                     self._sessions[session_id] = made
@@ -166,10 +169,12 @@ class ResourcesParticipant(Participant):
         return reply
 
     async def _effect(self, session: Session, tool: str, arguments: dict[str, Any], key: str | None) -> Answer:
-        try:
-            result = await self._gym.call(session.state, tool, arguments)
-        except ToolError as error:
-            result = {"error": str(error)}
+        with _told(f"tool {tool}"):
+            try:
+                result = await self._gym.call(session.state, tool, arguments)
+            except ToolError as error:
+                result = {"error": str(error)}
+            said = encode({"result": result})
         session.revision += 1
         self.ports.tracer.emit(
             "tool.effect",
@@ -180,7 +185,7 @@ class ResourcesParticipant(Participant):
             key=key,
         )
         await self.ports.probe("resources.after_effect")
-        return answer({"result": result}, headers=[(REVISION_HEADER, str(session.revision))])
+        return Answer(said, headers=[(REVISION_HEADER, str(session.revision))])
 
     async def verify(self, request: Request) -> Answer:
         """The reward. A replayable verification runs parked: a checkpoint does not wait for it."""
@@ -197,7 +202,8 @@ class ResourcesParticipant(Participant):
             return await self._judged_once(episode, request.header(IDEMPOTENCY_KEY), state, body)
 
     async def _judged(self, state: Any, body: VerifyRequest) -> Answer:
-        return answer(await self._gym.verify(state, body.task, body.messages), headers=self._declared())
+        with _told("verify"):
+            return answer(await self._gym.verify(state, body.task, body.messages), headers=self._declared())
 
     async def _judged_once(self, episode: EpisodeId, key: str | None, state: Any, body: VerifyRequest) -> Answer:
         """What waits has effects: a call that is repeated, as after a lost reply, joins the one under way or gets its
@@ -232,7 +238,8 @@ class ResourcesParticipant(Participant):
                 self.ports.tracer.emit("session.closed", episode=by.key, session=session.session_id)
                 if not session.closed:
                     session.closed = True
-                    await self._gym.close(session.state)
+                    with _told("close"):
+                        await self._gym.close(session.state)
 
     def _session(self, request: Request) -> Session:
         session = self._named(request)
@@ -344,6 +351,18 @@ class ResourcesParticipant(Participant):
             await self._gym.close(session.state)
         except Exception as error:  # the author's: the session is over whether or not something of it is left
             self.ports.tracer.emit("session.close_failed", episode=session.episode.key, why=repr(error))
+
+
+@contextmanager
+def _told(hook: str) -> Iterator[None]:
+    """What an author's hook raises, what JSON cannot carry included, is told to the caller: there it fails an episode,
+    whose row says why. What the hook refuses by an error of the protocol stays that."""
+    try:
+        yield
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise Raised(hook, error) from error
 
 
 @contextmanager

@@ -44,6 +44,14 @@ class Refused(Exception):
         self.reason = reason
 
 
+class Raised(Exception):
+    """An author's code raised `error` in a handler: the caller is told what, and the server logs where."""
+
+    def __init__(self, what: str, error: Exception) -> None:
+        super().__init__(f"{what} raised {error!r:.1000}")
+        self.error = error
+
+
 @dataclass(slots=True)
 class Request:
     """One request as handlers see it."""
@@ -216,6 +224,9 @@ class Router:
             reply = answer_error(error)
         except Refused as error:
             reply = answer({"error": {"code": "refused", "detail": error.reason}}, error.status)
+        except Raised as error:
+            await respond(send, answer({"error": {"code": "refused", "detail": str(error)}}, 500))
+            raise error.error from None
         except ClientGone:
             return
         if sending is not None and sending.started:

@@ -58,6 +58,18 @@ async def call(
     return await _repeated(ports, once, budget_s)
 
 
+async def claim(ports: Ports, url: str, headers: Headers) -> None:
+    """Say at `url` that an attempt goes on; a peer without such a route keeps nothing that it would have to know for.
+
+    Raises: as `call`.
+    """
+    try:
+        await call(ports, "POST", url, b"{}", headers=headers)
+    except PeerRefused as error:
+        if error.status not in (404, 405):
+            raise
+
+
 async def _repeated(ports: Ports, once: Callable[[], Awaitable[T]], budget_s: float) -> T:
     """What `once` returns, called again with growing pauses after failures that may pass.
 

@@ -56,3 +56,43 @@ class Judges(InventoryGym):
 
 class JudgesAnswers(Judges):
     state_mode = StateMode.STATELESS
+
+
+class Oops(Exception):
+    """Of an author's code."""
+
+
+class Raises(InventoryGym):
+    """In the hook that its task names."""
+
+    async def seed(self, task: dict[str, Any]) -> Any:
+        self._raise_in("seed", task)
+        return {**await super().seed({}), "task": task}
+
+    async def call(self, state: Any, tool: str, arguments: dict[str, Any]) -> Any:
+        self._raise_in("tool", state["task"])
+        return await super().call(state, tool, arguments)
+
+    async def verify(self, state: Any, task: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+        self._raise_in("verify", task)
+        return {"reward": 0.0}
+
+    async def close(self, state: Any) -> None:
+        self._raise_in("close", state["task"])
+
+    def _raise_in(self, hook: str, task: dict[str, Any]) -> None:
+        if task.get("raises") == hook:
+            raise Oops(f"{hook} of r")
+
+
+class Deep(InventoryGym):
+    """Its verdict is nested as deeply as its task says."""
+
+    async def seed(self, task: dict[str, Any]) -> Any:
+        return await super().seed({})
+
+    async def verify(self, state: Any, task: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+        value: Any = 1
+        for _ in range(task["depth"] - 1):
+            value = [value]
+        return {"reward": 1.0, "value": value}

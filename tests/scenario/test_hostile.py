@@ -29,8 +29,17 @@ FAR = 4_000_000_000.0
 Ask = Callable[[str, str, bytes], Awaitable[Reply]]
 
 
-def ask_servers(story: Callable[[Ask, World], Awaitable[None]], *, number: int = 0, gym: str = "inventory") -> None:
-    """Servers of a calm gym, without a controller; anything that a server cannot bear fails the test."""
+def ask_servers(
+    story: Callable[[Ask, World], Awaitable[None]],
+    *,
+    number: int = 0,
+    gym: str = "inventory",
+    logged: type[Exception] = Exception,
+) -> None:
+    """Servers of a calm gym, without a controller; anything that a server cannot bear fails the test.
+
+    `logged`: what authors' code raises, and servers log.
+    """
     world = World(1)
     settings = Cluster(world, workload(number), Options()).gym.servers
     inventory = settings["inventory"]
@@ -50,7 +59,10 @@ def ask_servers(story: Callable[[Ask, World], Awaitable[None]], *, number: int =
         await story(ask, world)
         assert all(world.nodes[name].alive for name in settings)
 
-    world.run(script, horizon_s=1000).check()
+    result = world.run(script, horizon_s=1000)
+    if logged is Exception:
+        result.check()
+    assert all(isinstance(failure.error, logged) for failure in result.errors), result.errors
 
 
 def test_a_task_nested_too_deeply_is_refused_and_kills_nobody() -> None:

@@ -27,13 +27,13 @@ async def say(
     return await world.client().request("POST", url, headers=headers, body=json.dumps(body), timeout_s=timeout_s)
 
 
-async def seeded(world: World, episode: EpisodeId = R) -> tuple[str, str]:
-    opened = await say(world, episode, "/seed_session", {"task": {}})
+async def seeded(world: World, task: object = None) -> tuple[str, str]:
+    opened = await say(world, R, "/seed_session", {"task": task or {}})
     return ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
 
 
 @pytest.mark.parametrize("gym", ["Judges", "JudgesAnswers"])
-@pytest.mark.parametrize("fails", [False])
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_verification_is_done_once_however_often_it_is_asked_for(gym: str, fails: bool) -> None:
     async def story(_: Ask, world: World) -> None:
         cookie, key = await seeded(world), (IDEMPOTENCY_KEY, "r:verify")
@@ -56,7 +56,7 @@ def test_a_verification_is_done_once_however_often_it_is_asked_for(gym: str, fai
         assert len(JUDGED) == 3, "another step, and a call without a key, are others"
 
     JUDGED.clear()
-    ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}")
+    ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}", logged=RuntimeError if fails else Exception)
 
 
 def test_what_is_kept_of_verifications_is_bounded_and_goes_with_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
