@@ -53,7 +53,7 @@ MODEL_RETRY_AFTER_MAX_S: Final = 60.0
 MODEL_REFUSED_BUDGET_S: Final = 600.0
 """How long a model call that is refused is made again before its episode fails."""
 RELEASE_BUDGET_S: Final = 5.0
-"""How long a failed episode's sessions are tried to be closed before its failure is reported."""
+"""How long each of a failed episode's sessions is tried to be closed before its failure is reported."""
 
 JSON_DEPTH_MAX: Final = 200
 """Nesting of exported state; deeper is refused with its path instead of a recursion error."""

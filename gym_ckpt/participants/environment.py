@@ -270,21 +270,26 @@ class EnvironmentParticipant(Participant):
     async def _release(self, episode: EpisodeId, state: EpisodeState, work: Pass) -> None:
         """Free what a failed episode holds elsewhere; what cannot be reached has lost it already."""
         await work.begin()
-        if state.seeded is None:
-            return
-        with anyio.move_on_after(RELEASE_BUDGET_S):
-            for step, url, path in (
-                (Step.CLOSE_AGENT, self._agent_url, "/v1/agent_sessions/close"),
-                (Step.CLOSE_SESSION, self._resources_url, "/close_session"),
-            ):
-                try:
-                    await self._call(episode, step, url, path, {}, _cookie(state))
-                except Exception as error:  # as above: of a peer that answers nonsense, too
-                    if self.broken(error):
-                        raise
-                    self.ports.tracer.emit(
-                        "episode.release_failed", episode=episode.key, step=str(step), why=str(error)
-                    )
+        cookie = None
+        if state.seeded is not None:
+            cookie = state.seeded.cookie
+            await self._let_go(episode, Step.CLOSE_AGENT, self._agent_url, "/v1/agent_sessions/close", None)
+        # Without a cookie, too: of a seeding whose reply was lost the server knows the episode.
+        await self._let_go(episode, Step.CLOSE_SESSION, self._resources_url, "/close_session", cookie)
+
+    async def _let_go(self, episode: EpisodeId, step: Step, url: str, path: str, cookie: str | None) -> None:
+        why = ""
+        with anyio.move_on_after(RELEASE_BUDGET_S) as limit:
+            try:
+                await self._call(episode, step, url, path, {}, cookie)
+            except Exception as error:  # as above: of a peer that answers nonsense, too
+                if self.broken(error):
+                    raise
+                why = str(error) or repr(error)
+        if why or limit.cancelled_caught:
+            self.ports.tracer.emit(
+                "episode.release_failed", episode=episode.key, step=str(step), why=why or "no answer in time"
+            )
 
     # The participant.
 

@@ -223,8 +223,13 @@ class ResourcesParticipant(Participant):
         return judged
 
     async def close_session(self, request: Request) -> Answer:
-        """Close the cookie's session; a session that is closed already stays closed."""
+        """Close the cookie's session, or without a cookie the episode's: who never got the reply to a seeding has none.
+
+        A session that is closed already stays closed.
+        """
         session = self._named(request)
+        if session is None and request.episode in self._of_episode and request.cookie(COOKIE) is None:
+            session = self._sessions[self._of_episode[request.episode]]
         if session is not None:
             async with self.admission.enter(session.episode, request.run, request.disconnected) as work:
                 await self._close(session, work, request.episode or session.episode)
