@@ -5,11 +5,14 @@ from __future__ import annotations
 from faults.bugs import BUGS
 from tools import bugs
 
+HOW = "./dev run gym-ckpt sim bugs --bug NAME --json > new.json, then ./dev run python -m tools.bugs new.json"
 
-def test_the_page_names_planted_bugs_and_no_others() -> None:
-    lines = bugs.PAGE.read_text(encoding="utf-8").splitlines()
-    named = {line.split("`")[1] for line in lines if line.startswith("| `")}
-    assert named and named <= set(BUGS), "./dev run gym-ckpt sim bugs --json, then ./dev run python -m tools.bugs"
+
+def test_the_page_is_of_the_bugs_that_there_are_and_each_was_hunted() -> None:
+    text = bugs.PAGE.read_text(encoding="utf-8")
+    found = bugs.measured(text)
+    assert bugs.page(found) == text, f"it has a row for each planted bug, in order, and no others: {HOW}"
+    assert set(BUGS) - set(found) == bugs.OWED, HOW
 
 
 def test_what_was_not_found_or_not_measured_is_said() -> None:
@@ -25,4 +28,6 @@ def test_what_was_not_found_or_not_measured_is_said() -> None:
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     assert "| 4 | INV-1 | 2.0 |" in rows[one]
     assert "not in 200" in rows[other]
-    assert "not measured" in rows[third]
+    assert bugs.NOT_MEASURED in rows[third]
+    again = bugs.measured(text)
+    assert list(again) == [one, other] and bugs.page(again) == text
