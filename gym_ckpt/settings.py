@@ -144,6 +144,13 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     one_sigterm_s: Annotated[float, Meta(ge=0, le=ONE_SIGTERM_MAX_S)] = ONE_SIGTERM_S
     start_over: bool = False
 
+    def check_together(self) -> None:
+        """What the types of single keys cannot say. Raises `ConfigError`."""
+        if self.checkpoint_dir is None and self.checkpoint_every_s is not None:
+            raise ConfigError("collect.checkpoint_every_s: needs collect.checkpoint_dir")
+        if self.checkpoint_dir is None and self.resume_from_cache:
+            raise ConfigError("collect.resume_from_cache: needs collect.checkpoint_dir")
+
 
 ServerSettings = EnvironmentSettings | AgentSettings | ResourcesSettings | ModelSettings | InferenceSettings
 

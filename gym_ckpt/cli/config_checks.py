@@ -200,12 +200,8 @@ def _collect(settings: GymSettings) -> None:
     if collect is None:
         return
     _refers(settings, "collect.environment", collect.environment, EnvironmentSettings)
-    if collect.checkpoint_dir is None:
-        if collect.checkpoint_every_s is not None:
-            raise ConfigError("collect.checkpoint_every_s: needs collect.checkpoint_dir")
-        if collect.resume_from_cache:
-            raise ConfigError("collect.resume_from_cache: needs collect.checkpoint_dir")
-    elif settings.checkpoint is None:
+    collect.check_together()
+    if collect.checkpoint_dir is not None and settings.checkpoint is None:
         raise ConfigError(
             "collect.checkpoint_dir: needs a [checkpoint] table (it may be empty): without one no server can checkpoint"
         )

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState, NotCheckpointable, ParticipantFailed, Unavailable
-from gym_ckpt.limits import CLAIM_AGAIN_S, PUBLISHED_LISTED_MAX, TASK_MAX_BYTES
+from gym_ckpt.limits import BUDGET_MAX_S, CLAIM_AGAIN_S, ONE_SIGTERM_MAX_S, PUBLISHED_LISTED_MAX, TASK_MAX_BYTES
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
@@ -121,9 +121,31 @@ async def test_ids_that_look_hostile_and_are_none_are_rows_of_their_own(bench: B
     assert sorted(row["rollout_id"] for row in bench.written()) == sorted(names)
 
 
-async def test_more_checkpoints_than_the_pointer_lists_cannot_be_kept(bench: Bench) -> None:
-    with pytest.raises(ConfigError, match=f"keep_checkpoints: {PUBLISHED_LISTED_MAX + 1} is more than"):
-        await bench.run(gym_of(), keep_checkpoints=PUBLISHED_LISTED_MAX + 1)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        *((key, 0, ">= 1") for key in ("repeats", "concurrency", "max_attempts", "keep_checkpoints")),
+        ("keep_checkpoints", PUBLISHED_LISTED_MAX + 1, f"<= {PUBLISHED_LISTED_MAX}"),
+        ("retry_prepare", -1, ">= 0"),
+        *(("checkpoint_timeout_s", value, "") for value in (0.0, BUDGET_MAX_S + 1, NAN)),
+        *(("checkpoint_every_s", value, "") for value in (0.0, -1.0, NAN)),
+        *(("one_sigterm_s", value, "") for value in (-0.1, ONE_SIGTERM_MAX_S + 1, NAN)),
+        ("output", "out.jsonl", "must be an absolute path"),
+        ("checkpoint_dir", None, "needs collect.checkpoint_dir"),
+    ],
+)
+async def test_settings_that_are_made_by_hand_obey_the_rules_of_a_configuration(
+    bench: Bench, key: str, value: object, said: str
+) -> None:
+    named = "resume_from_cache" if key == "checkpoint_dir" else key
+    with pytest.raises(ConfigError, match=f"collect.{named}: .*{said}"):
+        await bench.run(gym_of(), resume_from_cache=True, **{key: value})
+
+
+async def test_as_many_checkpoints_as_the_pointer_lists_can_be_kept(bench: Bench) -> None:
     assert (await bench.run(gym_of(), keep_checkpoints=PUBLISHED_LISTED_MAX)).exit_code == 0
 
 
