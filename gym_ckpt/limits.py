@@ -158,6 +158,8 @@ assert TCP_PROBE_AFTER_S + TCP_PROBE_EVERY_S * TCP_PROBES_UNANSWERED <= 60, "loa
 assert CLIENT_IDLE_S < FOREIGN_KEEP_ALIVE_S < SERVER_KEEP_ALIVE_S, "the client lets go first, or it meets closed ends"
 
 # Rollout collection.
+READ_AGAIN_S: Final = 10.0
+"""How long a restart tries to read a checkpoint that cannot be read before it takes the one before."""
 CLAIM_AGAIN_S: Final = 0.2
 """A directory whose lock is held is claimed once more: `inspect` and `stop` hold it, too, for the instant in which they
 look whether its collector lives."""

@@ -11,12 +11,14 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import msgspec
 
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState, InvalidRolloutId
+from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, COLLECT_RETRY_MAX_S, READ_AGAIN_S
 from gym_ckpt.ports import Disk, FileSystem, Job
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import listed, names_in
+from gym_ckpt.storage.files import TooLong, listed, names_in
 from gym_ckpt.storage.publication import published, read_collection
 from gym_ckpt.storage.verify import verify_checkpoint
 from gym_ckpt.types import ATTEMPT_MAX, EpisodeId
@@ -96,7 +98,8 @@ async def newest_valid(
     """The newest published checkpoint in which every byte is right; None when none was published.
 
     Raises:
-        InvalidCheckpointState: there are some, and none can be used (None instead, when told to `start_over`).
+        InvalidCheckpointState: there are some, and none can be used (None instead, when told to `start_over`); or this
+            process is not allowed to read the newest.
         ConfigError: a checkpoint is another run's.
     """
     found = await disk.run(published(run_dir))
@@ -107,8 +110,10 @@ async def newest_valid(
         if causes:
             say(f"{causes[-1]}; trying the one before")
         try:
-            source = await _checked(disk, run_dir, checkpoint_id, run)
+            source = await _patiently(disk, run_dir, checkpoint_id, run)
         except InvalidCheckpointState as error:
+            if isinstance(error.__cause__, PermissionError) and not start_over:
+                raise  # somebody can give it back, but not the work that an older one lacks
             causes.append(f"checkpoint {checkpoint_id} cannot be used: {error.detail}")
         else:
             if causes:
@@ -124,6 +129,23 @@ async def newest_valid(
         )
     say(f"no checkpoint in {run_dir} can be used, and unfinished rows start from input, as told; {why}")
     return None
+
+
+async def _patiently(disk: Disk, run_dir: str, checkpoint_id: str, run: str) -> Source:
+    """As `_checked`; what cannot be read is read again for a while, since a network's hiccup is no damage."""
+    pause, until = COLLECT_RETRY_FIRST_S, anyio.current_time() + READ_AGAIN_S
+    while True:
+        try:
+            return await _checked(disk, run_dir, checkpoint_id, run)
+        except InvalidCheckpointState as error:
+            if not _is_unread(error.__cause__) or anyio.current_time() + pause >= until:
+                raise
+        await anyio.sleep(pause)
+        pause = min(2 * pause, COLLECT_RETRY_MAX_S)
+
+
+def _is_unread(cause: BaseException | None) -> bool:
+    return isinstance(cause, OSError) and not isinstance(cause, TooLong)
 
 
 async def _checked(disk: Disk, run_dir: str, checkpoint_id: str, run: str) -> Source:
@@ -143,7 +165,7 @@ async def _checked(disk: Disk, run_dir: str, checkpoint_id: str, run: str) -> So
         raise ConfigError(f"{path} is of a run with another input or output: choose another checkpoint_dir")
     report = await disk.run(verify_checkpoint(directory))
     if not report.sound:
-        raise InvalidCheckpointState(report.problems[0])
+        raise InvalidCheckpointState(report.problems[0]) from report.unreadable
     missing = sorted(set(file.participants) - {f"{one.kind}/{one.instance}" for one in report.participants})
     if missing:
         raise InvalidCheckpointState(f"{directory}: the records of {missing[0]} are missing")

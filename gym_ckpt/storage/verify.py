@@ -37,6 +37,8 @@ class Report:
     checkpoint_id: str | None = None
     participants: list[ParticipantReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    unreadable: OSError | None = None
+    """Why something could not be read, which says nothing about its bytes: another try may do better."""
 
     @property
     def sound(self) -> bool:
@@ -77,7 +79,7 @@ def _collection_id(fs: FileSystem, checkpoint_dir: str, report: Report) -> str |
     except FileNotFoundError:
         why = "is missing: the checkpoint was never published"
     except OSError as error:
-        why = f"cannot be read ({reason(error)})"
+        report.unreadable, why = error, f"cannot be read ({reason(error)})"
     except ValueError as error:
         why = f"is damaged ({error})"
     report.problems.append(damaged(path, why).detail)
@@ -101,7 +103,9 @@ def _participant(fs: FileSystem, report: Report, kind: str, instance: str, look:
         size = size_of(fs, layout.join(directory, found.records_file))
     except InvalidCheckpointState as error:
         report.problems.append(error.detail)
+        report.unreadable = error.__cause__ if isinstance(error.__cause__, OSError) else report.unreadable
     except OSError as error:
+        report.unreadable = error
         report.problems.append(damaged(path, f"cannot be read ({reason(error)})").detail)
     else:
         report.participants.append(ParticipantReport(kind, instance, found.record_count, size))
@@ -111,5 +115,6 @@ def _names(fs: FileSystem, path: str, report: Report) -> list[str]:
     try:
         return listed(fs, path)
     except OSError as error:
+        report.unreadable = error
         report.problems.append(damaged(path, f"cannot be listed ({reason(error)})").detail)
         return []
