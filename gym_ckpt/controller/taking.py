@@ -69,6 +69,8 @@ class Taking:
         self._run_dir = run_dir
         self._run = run
         self._begun = 0
+        self._failed: set[str] = set()
+        """Ids whose publication failed: theirs may look like checkpoints whose pointer was lost."""
         self._unpruned: set[str] = set()
         """Why something could not be pruned, as far as it was said."""
         self.taken: list[Taken] = []
@@ -198,9 +200,11 @@ class Taking:
         """Publish; True when that is durable for certain, False when only the pointer's present contents say so."""
         ports = self._shared.ports
         try:
-            await ports.disk.run(publish(self._run_dir, checkpoint_id, collection, ports.entropy.token()))
+            token = ports.entropy.token()
+            await ports.disk.run(publish(self._run_dir, checkpoint_id, collection, token, self._failed))
         except OSError:
             if await ports.disk.run(latest(self._run_dir)) != checkpoint_id:
+                self._failed.add(checkpoint_id)
                 raise
             return False
         return True
@@ -226,10 +230,11 @@ class Taking:
         shared = self._shared
         try:
             keep = shared.settings.keep_checkpoints
-            pruned = await shared.ports.disk.run(prune(self._run_dir, keep))
+            pruned = await shared.ports.disk.run(prune(self._run_dir, keep, failed=self._failed))
         except OSError as error:
             self._say_unpruned(f"older checkpoints could not be pruned ({reason(error)})")
             return False
+        self._failed.difference_update(pruned.removed)
         for failed in pruned.failed:
             self._say_unpruned(f"could not be pruned: {failed}")
         return not (pruned.failed and pruned.again)

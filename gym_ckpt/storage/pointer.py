@@ -9,7 +9,7 @@ well be JSON that says something else.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -95,29 +95,34 @@ def read_collection_file(fs: FileSystem, run_dir: str, checkpoint_id: str) -> di
     return value
 
 
-def read_or_rebuilt(fs: FileSystem, run_dir: str) -> tuple[Pointer | None, str | None]:
+def read_or_rebuilt(fs: FileSystem, run_dir: str, failed: Collection[str] = ()) -> tuple[Pointer | None, str | None]:
     """The pointer; where it is damaged or missing, what it may have said, and why it cannot be used.
 
     Missing, it was lost, or a crash came just before the first one was written. A collection is written once the
-    records of all participants are durable, so that a checkpoint with one is as good as one that was named.
+    records of all participants are durable, so that a checkpoint with one is as good as one that was named; but for
+    those of which the caller knows that their publication `failed`.
     """
     try:
         pointer = read_pointer(fs, run_dir)
     except InvalidCheckpointState as error:
-        return rebuilt(fs, run_dir), error.detail
+        return rebuilt(fs, run_dir, failed), error.detail
     if pointer is not None:
         return pointer, None
-    lost = rebuilt(fs, run_dir)
+    lost = rebuilt(fs, run_dir, failed)
     if lost is None:
         return None, None
     mend = "the newest whole one of them is used"
     return lost, damaged(layout.latest(run_dir), "is missing, and there are checkpoints", mend).detail
 
 
-def rebuilt(fs: FileSystem, run_dir: str) -> Pointer | None:
-    """What a lost pointer may have said: every checkpoint with a sound collection, by sequence number."""
+def rebuilt(fs: FileSystem, run_dir: str, failed: Collection[str] = ()) -> Pointer | None:
+    """What a lost pointer may have said: every checkpoint with a sound collection, by sequence number, but those whose
+    publication is known to have `failed`.
+    """
     found: list[tuple[int, str]] = []
     for checkpoint_id in checkpoint_names(fs, run_dir):
+        if checkpoint_id in failed:
+            continue
         try:
             found.append((read_collection_file(fs, run_dir, checkpoint_id)["sequence"], checkpoint_id))
         except InvalidCheckpointState:

@@ -27,11 +27,11 @@ class Pruned:
     again: bool = True
 
 
-def prune(run_dir: str, keep: int, protect: Collection[str] = ()) -> Job[Pruned]:
+def prune(run_dir: str, keep: int, protect: Collection[str] = (), failed: Collection[str] = ()) -> Job[Pruned]:
     """Remove all but the newest `keep` published checkpoints and the ids in `protect` (untouched, such as an open one).
 
     With a damaged pointer nothing is removed: what is published cannot be told. One that was lost says what its
-    checkpoints say, as for a restart.
+    checkpoints say, as for a restart; `failed`: ids whose publication failed, which it cannot have named.
     """
     assert keep >= 1, "the newest checkpoint is always kept"
 
@@ -42,7 +42,7 @@ def prune(run_dir: str, keep: int, protect: Collection[str] = ()) -> Job[Pruned]
             pointer = read_pointer(fs, run_dir)
         except InvalidCheckpointState as error:
             return Pruned((), (error.detail,), again=isinstance(error.__cause__, OSError))
-        pointer = pointer or rebuilt(fs, run_dir)
+        pointer = pointer or rebuilt(fs, run_dir, failed)
         published = pointer.published if pointer else []
         kept = {*published[:1], *still_there(fs, run_dir, published)[:keep]}
         removed = []

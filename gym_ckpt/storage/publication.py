@@ -7,7 +7,7 @@ are durable before this starts; it looks that they are there. It must not know w
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,13 @@ class Published:
     damage: str | None = None
 
 
-def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str) -> Job[int]:
+def publish(
+    run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str, failed: Collection[str] = ()
+) -> Job[int]:
     """Write `collection.json` and point `LATEST` at this checkpoint; returns its sequence number.
 
     The file holds `collection` plus `checkpoint_id`, `sequence` and a digest. Publishing the same again is the same
-    publication.
+    publication. `failed`: ids whose publication failed, which no lost pointer can have named.
 
     Raises (by the job):
         CheckpointConflict: the id is published already, with another collection or before a newer one.
@@ -54,7 +56,7 @@ def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attemp
     def job(fs: FileSystem) -> Generator[str, None, int]:
         directory = layout.checkpoint_dir(run_dir, checkpoint_id)
         yield "publish.look"
-        pointer, _ = read_or_rebuilt(fs, run_dir)  # damaged or lost, it takes none of those before with it
+        pointer, _ = read_or_rebuilt(fs, run_dir, failed)  # damaged or lost, it takes none of those before with it
         sequence = _next_sequence(fs, run_dir, pointer)
         if pointer is not None and checkpoint_id in pointer.published:
             _check_same(fs, run_dir, checkpoint_id, collection, pointer)

@@ -130,8 +130,12 @@ class World:
     attempts: dict[str, Attempt] = field(default_factory=dict)
     certain: str | None = None
     """The last checkpoint whose publication was acknowledged or observed after a crash."""
+    unsure: str | None = None
+    """The one that the pointer names, where a crash may yet bring back the pointer before."""
+    failed: set[str] = field(default_factory=set)
+    """What the controller remembers of publications that failed, in this life."""
     order: list[str] = field(default_factory=list)
-    """Published ids, oldest first, as far as certain; pruned ones gone."""
+    """Published ids, oldest first, as the pointer says; without one, as a restart would say."""
     fixed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Files of acknowledged commits by participant directory: they never change (INV-49)."""
     busy: str = CONTROLLER
@@ -145,6 +149,7 @@ class World:
 
             strike(self.disk, fault.call, after=fault.after, error=error)
         maybe: str | None = None
+        cut: list[str] = []
         try:
             if op.what == "checkpoint":
                 maybe = f"c{len(self.attempts)}"
@@ -153,7 +158,8 @@ class World:
                 self.again(op)
         except PowerCut:
             event("crash")
-            for node in [self.busy] if fault is not None and fault.alone else NODES:
+            cut = [self.busy] if fault is not None and fault.alone else list(NODES)
+            for node in cut:
                 self.disk.crash(node)
         except (OSError, InvalidCheckpointState) as trouble:
             event(f"failed: {type(trouble).__name__}")
@@ -161,7 +167,7 @@ class World:
         except WriteAborted:
             event("aborted")
         calm(self.disk)
-        self.observe(maybe)
+        self.observe(maybe, restarted=CONTROLLER in cut)
 
     def take(self, checkpoint_id: str, op: Op) -> None:
         lines = {
@@ -173,9 +179,12 @@ class World:
         for kind, instance in PARTICIPANTS:
             self.commit(checkpoint_id, kind, instance, lines[instance], abort_at)
         self.busy = CONTROLLER
-        run(self.disk.view(CONTROLLER), publish(RUN, checkpoint_id, {"rows": [checkpoint_id]}, self.tokens()))
-        self.certain = checkpoint_id
-        pruned = run(self.disk.view(CONTROLLER), prune(RUN, self.keep))
+        run(
+            self.disk.view(CONTROLLER),
+            publish(RUN, checkpoint_id, {"rows": [checkpoint_id]}, self.tokens(), self.failed),
+        )
+        self.certain, self.unsure = checkpoint_id, None
+        pruned = run(self.disk.view(CONTROLLER), prune(RUN, self.keep, failed=self.failed))
         if not pruned.failed:
             kept = run(self.disk.view(CONTROLLER), published(RUN)).checkpoint_ids
             left = {path.split("/")[4] for path in self.disk.tree(layout.checkpoints_dir(RUN))}
@@ -224,22 +233,31 @@ class World:
             if not isinstance(caught.value, ScopeMismatch):
                 raise caught.value
 
-    def observe(self, maybe: str | None) -> None:
-        """What must hold once the faults are over; what was uncertain becomes known."""
+    def observe(self, maybe: str | None, *, restarted: bool) -> None:
+        """What must hold once the faults are over; what was uncertain becomes known when the controller restarts."""
         fs = self.disk.view("observer")
         named = run(fs, latest(RUN))
-        assert named in {self.certain, maybe} or (named is None and self.certain is None), "INV-48"
+        assert named in {self.certain, self.unsure, maybe} or (named is None and self.certain is None), "INV-48"
         if maybe is not None and named != maybe:
             assert self.certain != maybe, "an acknowledged publication was lost"
-        self.certain = named
-        if named is not None and named not in self.order:
-            self.order.append(named)
+            self.failed.add(maybe)
         present = run(fs, published(RUN)).checkpoint_ids
+        if restarted:
+            self.certain, self.unsure = named, None
+            self.failed.clear()
+        else:
+            self.unsure = None if named == self.certain else named
+        if named is not None:
+            self.order = (
+                [*self.order[: self.order.index(named)], named] if named in self.order else [*self.order, named]
+            )
+        elif restarted:
+            self.order = list(reversed(present))
         sound = [name for name in present if run(fs, verify_checkpoint(layout.checkpoint_dir(RUN, name))).sound]
         expected = list(reversed(self.order))[: self.keep]
         if named is None:
             # A crash before the first pointer may leave a collection: its checkpoint is whole, and a restart uses it.
-            assert sound == list(present) and not expected
+            assert sound == list(present) and sound[: self.keep][: len(expected)] == expected
         else:
             assert sound[:1] == [named]
             assert sound[: self.keep] == expected, "a failed checkpoint never harms those before it (INV-51)"
@@ -276,4 +294,4 @@ def test_a_plan_of_checkpoints_crashes_and_errors(
     assert world.certain == f"c{len(world.attempts) - 1}"
     for node in NODES:
         disk.crash(node)
-    world.observe(None)
+    world.observe(None, restarted=True)

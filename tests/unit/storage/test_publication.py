@@ -322,6 +322,17 @@ def test_a_lost_pointer_takes_no_kept_checkpoint_with_it() -> None:
     assert run(disk.view("x"), published(RUN)) == Published(("c0", "c2")), "published again, it is the same publication"
 
 
+def test_a_publication_that_is_known_to_have_failed_is_not_what_a_lost_pointer_said() -> None:
+    disk, tokens = with_first(0, journalled=True)
+    disk.view("x").unlink(layout.latest(RUN))  # so c1 is as a failed publication leaves it: a collection, no pointer
+    for kind, instance in PARTICIPANTS:
+        commit(disk, "c2", kind, instance, tokens())
+    assert run(disk.view("x"), publish(RUN, "c2", {"of": "c2"}, tokens(), failed={"c1"})) == 2
+    assert run(disk.view("x"), published(RUN)) == Published(("c2",))
+    disk.view("x").unlink(layout.latest(RUN))
+    assert run(disk.view("x"), prune(RUN, keep=2, failed={"c1"})).removed == ("c1",)
+
+
 def test_before_the_first_publication_nothing_is_amiss() -> None:
     disk = SimFileSystem(random.Random(0))
     disk.make_dirs(RUN)
