@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from faults.patches import Bug, Patches, mutated
 from gym_ckpt.participants.resources import ResourcesParticipant
 
@@ -16,7 +18,18 @@ def verified_again() -> Patches:
     return [(ResourcesParticipant, "_judged_once", mutated(ResourcesParticipant._judged_once, old, "False"))]
 
 
+def freed_sessions_go_on() -> Patches:
+    held = mutated(inspect.unwrap(ResourcesParticipant._held), "if session.closed:", "if False:")
+    return [(ResourcesParticipant, "_held", held)]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "freed-sessions-go-on",
+        "after a stop that failed sessions go on of which the stop has freed what they hold",
+        "INV-1",
+        freed_sessions_go_on,
+    ),
     Bug(
         "dead-attempts-close",
         "a copy of a dead attempt's last call closes the session of the attempt that continues it",

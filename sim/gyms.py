@@ -18,7 +18,7 @@ ANSWER: Final = "sim.gyms:TroubledAnswer"
 LATE_S: Final = 12.0
 """How long a late verification takes."""
 HUGE_CHARS: Final = 300_000
-_STATE, _BALLAST = "inventory", "ballast"
+_STATE, _BALLAST, _FREED = "inventory", "ballast", "freed"
 
 
 class Misbehaved(AssertionError):
@@ -39,9 +39,11 @@ async def _verifying() -> None:
 
 
 class TroubledInventory(InventoryGym):
-    """Wraps a state that is to be huge: what `export_session_state` adds, the other hooks take away."""
+    """Wraps a state that is to be huge: what `export_session_state` adds, the other hooks take away. A state that was
+    freed is of no use any more."""
 
     async def call(self, state: Any, tool: str, arguments: dict[str, Any]) -> Any:
+        assert _FREED not in state, f"{tool} is called in a session whose author has freed it"
         result = await super().call(state, tool, arguments)
         if _asked("tool"):
             raise Misbehaved(f"{tool} was done, and then this")
@@ -61,6 +63,9 @@ class TroubledInventory(InventoryGym):
             case "huge":
                 return {_STATE: exported, _BALLAST: "x" * HUGE_CHARS}
         return exported
+
+    async def close(self, state: Any) -> None:
+        state[_FREED] = True
 
     async def check_session_state(self, exported: Any) -> None:
         await super().check_session_state(_unwrapped(exported))

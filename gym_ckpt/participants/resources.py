@@ -8,9 +8,8 @@ is all that has to be kept; an older call that arrives once more has nobody who 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -20,15 +19,16 @@ import msgspec
 from gym_ckpt.core.admission import stale
 from gym_ckpt.errors import InvalidCheckpointState, InvalidRequest, ProtocolError, StaleAttempt
 from gym_ckpt.gyms.base import Gym, StateMode, ToolError, VerifyMode
-from gym_ckpt.limits import IDEMPOTENCY_KEYS_KEPT, VERIFICATIONS_KEPT
+from gym_ckpt.limits import VERIFICATIONS_KEPT
+from gym_ckpt.participants.sessions import Session, Verification
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.admission import Pass
 from gym_ckpt.runtime.asgi import Answer, Raised, Refused, Request, Route, answer, is_cookie_value
 from gym_ckpt.runtime.install import HEALTH
-from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import encode
 
 COOKIE = "ng_session"
@@ -54,39 +54,6 @@ class _Exported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Any
 
 
-@dataclass(slots=True)
-class Session:
-    session_id: str
-    episode: EpisodeId
-    state: Any
-    revision: int = 0
-    busy: anyio.Lock = field(default_factory=anyio.Lock)
-    last_key: str | None = None
-    last_reply: Answer | None = None
-    done: dict[str, None] = field(default_factory=dict)
-    """Keys of the calls before the last one, oldest first."""
-    unsound: bool = False
-    """A tool call broke off in the author's code. How much of its effect is in the state, nobody knows."""
-    closed: bool = False
-    """Its author was told to free what it holds outside the process; that is done once."""
-
-    def keep(self, key: str | None, reply: Answer) -> None:
-        """A call was done. Raises nothing; only the newest keys are kept."""
-        if self.last_key is not None:
-            self.done[self.last_key] = None
-            if len(self.done) > IDEMPOTENCY_KEYS_KEPT:
-                del self.done[next(iter(self.done))]
-        self.last_key, self.last_reply = key, reply
-
-
-class _Verification:
-    """One that has effects, under way or done."""
-
-    def __init__(self, key: str | None) -> None:
-        self.key = key
-        self.outcome: Outcome[Answer] = Outcome()
-
-
 class ResourcesParticipant(Participant):
     """Serves one gym."""
 
@@ -98,7 +65,7 @@ class ResourcesParticipant(Participant):
         self._gym = gym
         self._sessions: dict[str, Session] = {}
         self._of_episode: dict[EpisodeId, str] = {}
-        self._verified: dict[EpisodeId, _Verification] = {}
+        self._verified: dict[EpisodeId, Verification] = {}
         """The last verification of each episode, where it waits, until its session is over; oldest first."""
 
     def routes(self) -> tuple[Route, ...]:
@@ -152,7 +119,7 @@ class ResourcesParticipant(Participant):
             raise InvalidRequest("a tool call's body is an object of arguments")
         async with self.admission.enter(session.episode, request.run, request.disconnected) as work:
             await work.begin()
-            async with session.busy:
+            async with self._held(session):
                 if key is not None and key == session.last_key and session.last_reply is not None:
                     return session.last_reply
                 if key in session.done:
@@ -190,16 +157,32 @@ class ResourcesParticipant(Participant):
     async def verify(self, request: Request) -> Answer:
         """The reward. A replayable verification runs parked: a checkpoint does not wait for it."""
         body = await request.typed(VerifyRequest)
-        if self._gym.state_mode is StateMode.STATELESS:
-            episode, state = request.required_episode(), None
-        else:
-            session = self._session(request)
-            episode, state = session.episode, session.state
+        session = None if self._gym.state_mode is StateMode.STATELESS else self._session(request)
+        episode = request.required_episode() if session is None else session.episode
         async with self.admission.enter(episode, request.run, request.disconnected) as work:
             if self._gym.verify_mode is VerifyMode.REPLAY:
-                return await self._judged(state, body)
+                return await self._judged_parked(session, body, work)
             await work.begin()
+            state = None if session is None else await self._opened(session)
             return await self._judged_once(episode, request.header(IDEMPOTENCY_KEY), state, body)
+
+    async def _judged_parked(self, session: Session | None, body: VerifyRequest, work: Pass) -> Answer:
+        """What was judged while a checkpoint of a stop freed the session is judged again, should the run go on."""
+        while session is not None:
+            if session.closed:
+                await work.begin()
+                await self._opened(session)
+                work.park()
+            state = session.state
+            try:
+                reply = await self._judged(state, body)
+            except Raised:
+                if session.state is state and not session.closed:
+                    raise
+            else:
+                if session.state is state and not session.closed:
+                    return reply
+        return await self._judged(None, body)
 
     async def _judged(self, state: Any, body: VerifyRequest) -> Answer:
         with _told("verify"):
@@ -212,7 +195,7 @@ class ResourcesParticipant(Participant):
         if key is not None and known is not None and known.key == key:
             return await known.outcome.get(math.inf, "the verification")
         self._drop_verified(list(islice(self._verified, max(0, len(self._verified) - VERIFICATIONS_KEPT))))
-        made = self._verified[episode] = _Verification(key)
+        made = self._verified[episode] = Verification(key)
         self.ports.tracer.emit("verify.effect", episode=episode.key, key=key)
         try:
             judged = await self._judged(state, body)
@@ -260,6 +243,27 @@ class ResourcesParticipant(Participant):
             raise StaleAttempt(f"the session belongs to {session.episode.key}, not to {request.episode.key}")
         return session
 
+    @asynccontextmanager
+    async def _held(self, session: Session) -> AsyncIterator[None]:
+        """The session for one call alone, open. One that the last checkpoint of a stop has closed opens again from what
+        that holds of it: a server elsewhere could not write its part, and the run goes on.
+
+        Raises `Refused`: it was closed while the call waited. What the author's hook raises, as `_told`.
+        """
+        async with session.busy:
+            if self._sessions.get(session.session_id) is not session:
+                raise Refused(404, "the session of this cookie was closed")
+            if session.closed:
+                await session.freed.wait()
+                with _told("restore_session_state"):
+                    session.state = await self._gym.restore_session_state(session.kept)
+                session.closed, session.freed = False, anyio.Event()
+            yield
+
+    async def _opened(self, session: Session) -> Any:
+        async with self._held(session):
+            return session.state
+
     def _add(self, session: Session) -> None:
         self._sessions[session.session_id] = session
         self._of_episode[session.episode] = session.session_id
@@ -299,15 +303,21 @@ class ResourcesParticipant(Participant):
         if self._gym.state_mode is StateMode.STATELESS:
             return []
         held = [self._sessions[self._of_episode[episode]] for episode in sorted(scope) if episode in self._of_episode]
-        return [Record(session.episode, await self._exported(session)) for session in held]
+        records = [Record(session.episode, await self._exported(session)) for session in held]
+        if stop:
+            for session, record in zip(held, records, strict=True):
+                session.kept = record.state["state"]
+        return records
 
     async def _exported(self, session: Session) -> dict[str, Any]:
         """The fields of `_Exported`, with the author's state as it is: what JSON cannot carry of it is refused later.
 
         Not by msgspec, which would make lists of sets and text of dates, silently.
         """
-        with _by_author(session.episode, "export_session_state"):
-            state = await self._gym.export_session_state(session.state)
+        state = session.kept
+        if not session.closed:
+            with _by_author(session.episode, "export_session_state"):
+                state = await self._gym.export_session_state(session.state)
         return {"session_id": session.session_id, "revision": session.revision, "state": state}
 
     async def check(self, records: Sequence[Record]) -> None:
@@ -336,7 +346,9 @@ class ResourcesParticipant(Participant):
         """After the last checkpoint of a stop nobody goes on here: what these sessions hold outside is freed now."""
         if stop and self._gym.state_mode is not StateMode.STATELESS:
             for episode in sorted(scope & self._of_episode.keys()):
-                self._end(self._sessions[self._of_episode[episode]])
+                session = self._sessions[self._of_episode[episode]]
+                session.kept = json.loads(json.dumps(session.kept))  # a part of the state itself would be freed with it
+                self._end(session)
 
     def free(self, episodes: Iterable[EpisodeId]) -> None:
         for episode in up_to(episodes, self._of_episode):
@@ -356,6 +368,8 @@ class ResourcesParticipant(Participant):
             await self._gym.close(session.state)
         except Exception as error:  # the author's: the session is over whether or not something of it is left
             self.ports.tracer.emit("session.close_failed", episode=session.episode.key, why=repr(error))
+        finally:
+            session.freed.set()
 
 
 @contextmanager

@@ -3,6 +3,7 @@ with effects."""
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import anyio
@@ -13,6 +14,9 @@ CLOSED: list[Any] = []
 """States that `Frees` was told to free."""
 JUDGED: list[Any] = []
 """Tasks that `Judges` has judged."""
+SANDBOXES: list[int] = []
+"""Those of `Sandboxed` that are there."""
+NUMBERS = count()
 
 
 def _believed(state: Any) -> None:
@@ -96,3 +100,42 @@ class Deep(InventoryGym):
         for _ in range(task["depth"] - 1):
             value = [value]
         return {"reward": 1.0, "value": value}
+
+
+class Sandboxed(InventoryGym):
+    """Each session has a sandbox, without which no hook of it works."""
+
+    async def seed(self, task: dict[str, Any]) -> Any:
+        return _opened(await super().seed({}))
+
+    async def call(self, state: Any, tool: str, arguments: dict[str, Any]) -> Any:
+        _enter(state)
+        return await super().call(state, tool, arguments)
+
+    async def verify(self, state: Any, task: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+        _enter(state)
+        await anyio.sleep(task.get("takes_s", 0.0))
+        _enter(state)
+        return {"reward": 1.0, "items": state["items"]}
+
+    async def export_session_state(self, state: Any) -> Any:
+        _enter(state)
+        return {name: value for name, value in state.items() if name != "sandbox"}  # the parts are the session's own
+
+    async def restore_session_state(self, exported: Any) -> Any:
+        return _opened(await super().restore_session_state(exported))
+
+    async def close(self, state: Any) -> None:
+        await anyio.sleep(0.2)
+        SANDBOXES.remove(state["sandbox"])
+        state["items"].clear()
+
+
+def _opened(state: Any) -> Any:
+    SANDBOXES.append(next(NUMBERS))
+    return {**state, "sandbox": SANDBOXES[-1]}
+
+
+def _enter(state: Any) -> None:
+    if state["sandbox"] not in SANDBOXES:
+        raise Oops("the sandbox is gone")
