@@ -105,7 +105,8 @@ MESSAGES: dict[Side, str] = {
 
 
 class Crash(Data, frozen=True, tag="crash", tag_field="fault"):
-    """Nodes die, and with them what they had not synced. `silent`: with their host, so that peers see no reset."""
+    """Nodes die: some, as hosts do, with what they had not synced, most without losing it. `silent`: with their host,
+    so that peers see no reset."""
 
     nodes: tuple[str, ...]
     when: When

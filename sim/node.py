@@ -1,7 +1,7 @@
 """A process that starts, crashes and starts again, and the clock of the host that it runs on.
 
 `start` runs the node's real start-up code in a new epoch. `crash` ends that epoch in the order that makes it a crash:
-the epoch is dead, the disk forgets, connections break, and every task is struck down at this instant, whatever its
+the epoch is dead, the disk may forget, connections break, and every task is struck down at this instant, whatever its
 `finally` blocks and shielded scopes try. Memory is gone with the tasks; nothing is handed to the next life.
 
 A `main` that raises is recorded in `error` and traced as `node.died`; one that returns, as `node.exited`.
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Main = Callable[[Ports], Awaitable[None]]
 
+POWER_CUTS = 0.4
+"""Share of the deaths of a process, by no signal and not silently, that are its host's: what is not synced is lost."""
 WALL_START_S = 1_700_000_000.0
 """The wall clock of a host without offset when the world begins."""
 
@@ -86,12 +88,21 @@ class Node:
         epoch.spawn(self.world.nursery, self._live, epoch, ports, name=self.name)
 
     def crash(self, *, silent: bool = False) -> None:
-        """Kill the process now. `silent`: with its host, so that peers see no reset. Nothing if it is not running."""
+        """Kill the process now. `silent`: with its host, so that peers see no reset. Nothing if it is not running.
+
+        Sometimes its host restarts with it. Otherwise the page cache lives, and with it all that was not synced.
+        """
+        self._crash(silent or self.world.stream("power cuts").random() < POWER_CUTS, silent)
+
+    def _crash(self, power_cut: bool, silent: bool = False) -> None:
         epoch = self.epoch
         if epoch is None or not epoch.alive:
             return
         epoch.alive = False
-        self.world.disk.crash(self.name)
+        if power_cut:
+            self.world.disk.crash(self.name)
+        else:
+            self.world.disk.end(self.name)
         self.world.emit(self.name, "node.crashed", epoch=epoch.number)  # listeners see the disk as the crash left it
         self._end(epoch, silent)
 
@@ -101,7 +112,7 @@ class Node:
             return
         self.world.emit(self.name, "node.signal", name=name)
         if name == "SIGKILL" or not self.signals.deliver(name):
-            self.crash()
+            self._crash(power_cut=False)
 
     def stop(self) -> None:
         """SIGSTOP: the process lives and does not run. Nothing if it is not running anyway."""

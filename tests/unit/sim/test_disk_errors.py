@@ -1,9 +1,10 @@
-"""A step that fails, fails in the disk: with a part of the write, with what an fsync lost, or after its effect."""
+"""A step that fails, fails in the disk: with a part of the write, with what an fsync lost, or after its effect. And
+what a death leaves of what was not synced."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from random import Random
 
 import anyio
@@ -12,6 +13,7 @@ import pytest
 from gym_ckpt.ports import FileSystem, Ports
 from sim.disk import SimFileSystem
 from sim.fates import CALM_DISK, CalmFates, DiskFailure, DiskFate
+from sim.node import Node
 from sim.world import World, run_world
 
 
@@ -76,6 +78,40 @@ def test_a_disk_error_is_the_disks_own() -> None:
     late = DiskFailure(errno.EIO, after=True)
     assert [written_with(late, at) for at in range(4)] == [("EIO /f", a + b, a + b)] * 4
     assert written_with(DiskFailure(errno.EIO, call=2), 0) == ("nothing", a + b, a + b), "there is no second call"
+
+
+def left_by(kill: Callable[[Node], None], seed: int) -> bytes:
+    """What reads of ten writes, none of them synced, once their process is dead."""
+
+    def job(fs: FileSystem) -> Generator[str, None, None]:
+        yield "write"
+        file = fs.append("/f")
+        fs.fsync_dir("/")
+        for nth in range(10):
+            file.write(b"%d" % nth)
+
+    async def main(ports: Ports) -> None:
+        await ports.disk.run(job)
+        await anyio.sleep(5)
+
+    async def script(world: World) -> None:
+        node = world.add_node("n", main, start=True)
+        await world.sleep(1)
+        kill(node)
+        assert not node.alive
+
+    world = World(seed)
+    world.run(script).check()
+    return world.disk.tree("/")["/f"]
+
+
+def test_a_killed_process_loses_nothing_and_a_host_does() -> None:
+    whole = b"0123456789"
+    seeds = range(20)
+    assert {left_by(lambda node: node.signal("SIGKILL"), seed) for seed in seeds} == {whole}
+    assert whole not in {left_by(lambda node: node.crash(silent=True), seed) for seed in seeds}
+    deaths = [left_by(Node.crash, seed) == whole for seed in seeds]
+    assert len(seeds) / 2 <= sum(deaths) < len(seeds), "most processes die alone, and some with their host"
 
 
 def test_what_a_failed_fsync_dropped_is_gone_for_the_next_process() -> None:
