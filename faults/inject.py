@@ -241,8 +241,11 @@ class Injector:
         for name in names:
             self.world.nodes[name].crash(silent=silent)
 
-    def _all_down(self, restart: Restart) -> None:
-        self.down([name for name in self.everyone if self.world.nodes[name].alive], restart)
+    def _dies(self, fault: faults.CrashAtStep | faults.CrashAtProbe, node: str) -> None:
+        """Whoever has come there, or everybody."""
+        self.count(fault, node)
+        names = self.everyone if fault.everything else (node,)
+        self.down([name for name in names if self.world.nodes[name].alive], fault.restart)
 
     def _deliver(self, fault: faults.Duplicate) -> None:
         for again in self._kept.pop(fault, ()):
@@ -319,7 +322,7 @@ class Injector:
         slow = self._slowness(node)
         if not due and not slow:  # who is told that it is calm need not let time pass here
             return CALM_DISK
-        latency, crash = CALM_DISK.latency_s + slow, None
+        latency, crash, strike = CALM_DISK.latency_s + slow, None, None
         failure: DiskFailure | None = None
         for fault in due:
             match fault:
@@ -330,32 +333,28 @@ class Injector:
                     self.count(fault, node)
                     latency += fault.latency_s
                 case faults.CrashAtStep():
-                    self.count(fault, node)
-                    crash = fault.side
-                    self._restarts[node] = fault.restart
-                    if fault.everything:
-                        self.world.clock.call_after(latency, self._all_down, fault.restart)
-        return DiskFate(latency_s=latency, failure=failure, crash=crash)
+                    crash, strike = fault.side, partial(self.unless_healed, partial(self._dies, fault, node))
+        return DiskFate(latency_s=latency, failure=failure, crash=crash, strike=strike)
 
     def probe(self, node: str, point: str) -> ProbeFate:
         """See `sim.fates.Fates`."""
         if self.healed or not (self._any_probe or self._slow):
             return CALM_PROBE
         due = self._probes.due(("probe", point)) if self._any_probe else []
-        delay, crash, fail = self._slowness(node), False, False
+        delay, strike, fail = self._slowness(node), None, False
         for fault in due:
-            self.count(fault, node)
             match fault:
                 case faults.DelayAtProbe():
+                    self.count(fault, node)
                     delay += fault.by_s
                 case faults.FailAtProbe():
+                    self.count(fault, node)
                     fail = True
                 case faults.CrashAtProbe():
-                    crash = True
-                    self._restarts[node] = fault.restart
-                    if fault.everything:
-                        self.world.clock.call_after(0.0, self._all_down, fault.restart)
-        return ProbeFate(crash=crash, delay_s=delay, fail=fail) if crash or delay or fail else CALM_PROBE
+                    strike = partial(self.unless_healed, partial(self._dies, fault, node))
+        if not (strike or delay or fail):
+            return CALM_PROBE
+        return ProbeFate(crash=strike is not None, delay_s=delay, fail=fail, strike=strike)
 
     def behave(self, node: str, what: str) -> str:
         """See `sim.fates.Fates`."""

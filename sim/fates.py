@@ -75,20 +75,23 @@ class DiskFailure:
 @dataclass(frozen=True, slots=True)
 class DiskFate:
     """What becomes of one step of a disk job: it takes `latency_s`, one of its calls fails, or its node crashes right
-    before or after it."""
+    before or after it. `strike` is done then, in place of the crash of this node alone."""
 
     latency_s: float = 0.0001
     failure: DiskFailure | None = None
     crash: Literal["before", "after"] | None = None
+    strike: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeFate:
-    """What becomes of a node at a named point: first the delay, then the crash, then `InjectedFailure`."""
+    """What becomes of a node at a named point: first the delay, then the crash (or `strike` in its place), then
+    `InjectedFailure`."""
 
     crash: bool = False
     delay_s: float = 0.0
     fail: bool = False
+    strike: Callable[[], None] | None = None
 
 
 class Fates(Protocol):

@@ -80,7 +80,7 @@ class _Disk:
 
     async def _steps(self, steps: Generator[str, None, T]) -> T:
         node, epoch, world = self._node, self._epoch, self._node.world
-        crash_after = False
+        crash_after: Callable[[], None] | None = None
         while True:
             try:
                 step = next(steps)
@@ -89,8 +89,8 @@ class _Disk:
                 return result
             finally:
                 self._files.failing = None
-                if crash_after:  # whatever has come of the step
-                    node.crash()
+                if crash_after is not None:  # whatever has come of the step
+                    crash_after()
                 if not epoch.alive:
                     await park()
             fate = world.fates.disk(node.name, step, node.disk_steps)
@@ -103,10 +103,12 @@ class _Disk:
                 owed_s, self._owed_s = self._owed_s, 0.0
                 await world.clock.sleep_through(owed_s)
             await epoch.fence()
-            if fate.crash == "before":
-                node.crash()
-                await park()
-            crash_after = fate.crash == "after"
+            crash_after = None
+            if fate.crash == "after":
+                crash_after = fate.strike or node.crash
+            elif fate.crash == "before":
+                (fate.strike or node.crash)()
+                await epoch.fence()
             if fate.failure is not None:
                 self._files.failing = self._failing(fate.failure, step)
 
@@ -219,8 +221,8 @@ class _Probes:
         await world.clock.sleep(fate.delay_s)
         await epoch.fence()
         if fate.crash:
-            node.crash()
-            await park()
+            (fate.strike or node.crash)()
+            await epoch.fence()
         if fate.fail:
             raise InjectedFailure(point)
 

@@ -1,0 +1,57 @@
+"""A fault strikes as its words say: there, then, and nothing beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from faults import catalogue as faults
+from faults.catalogue import Fault, Restart
+from faults.plan import Plan, Setup
+from sim.run import Verdict, run_seed
+from sim.workload import workload
+from sim.world import World
+
+WHOLE = Restart("whole", 0.05)
+
+
+class Seen:
+    """What a world with these faults comes by: disk operations that took effect, and rows of its trace."""
+
+    def __init__(self, *strikes: Fault, chaos_s: float = 8.0, number: int = 3, seed: int = 5) -> None:
+        self.did: list[tuple[float, str, str]] = []
+        setup = Setup(workload=number, every_s=0.8, timeout_s=8.0)
+        plan = Plan(setup, chaos_s=chaos_s, requeue=WHOLE, faults=strikes)
+        self.verdict: Verdict = run_seed(seed, plan=plan, watch=self._watch, keep_all_rows=True)
+        assert self.verdict.ok, self.verdict.violations
+        self.rows = self.verdict.rows
+
+    def _watch(self, world: World) -> None:
+        world.disk.on_done = lambda owner, op, _path: self.did.append((world.now, owner, op))
+        world.trace.subscribe(lambda row: self.did.append((row.t, row.node, "dies")), ("node.crashed",))
+
+    def before_death(self, node: str) -> str:
+        """The last thing that this node did on the disk before it died first."""
+        mine = [op for _, owner, op in self.did if owner == node]
+        return mine[mine.index("dies") - 1]
+
+    def deaths(self) -> list[tuple[float, str]]:
+        return [(t, node) for t, node, op in self.did if op == "dies"]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_crash_after_a_step_finds_it_done_and_one_before_does_not(everything: bool) -> None:
+    for side, last in (("before", "create"), ("after", "write")):
+        fault = faults.CrashAtStep("controller", 6, "files.write", side, WHOLE, everything)  # type: ignore[arg-type]
+        seen = Seen(fault)
+        assert seen.before_death("controller") == last
+        at_once = [node for t, node in seen.deaths() if t == seen.deaths()[0][0]]
+        assert sorted(at_once) == sorted(("controller", *workload(3).servers) if everything else ("controller",))
+        assert seen.verdict.faults["crash_at_step"] == 1
+
+
+def test_once_all_is_healed_a_slow_step_kills_nobody() -> None:
+    slow = faults.SlowDisk("controller", 20.0, 6, 1, "files.write")
+    for everything in (False, True):
+        dies = faults.CrashAtStep("controller", 6, "files.write", "after", WHOLE, everything)
+        seen = Seen(slow, dies, chaos_s=3.0)
+        assert not seen.deaths() and "crash_at_step" not in seen.verdict.faults
