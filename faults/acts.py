@@ -49,6 +49,8 @@ MALFORMED = (
 )  # fmt: skip
 """Capture keys that are none: dots, separators, NUL, look-alikes, too long."""
 STRANGER_S = 10.0
+SENT_S = 0.0001
+"""So long after it was sent a request is the network's, and not there yet."""
 
 
 def take_up(by: Injector, fault: Any) -> None:
@@ -58,7 +60,7 @@ def take_up(by: Injector, fault: Any) -> None:
             by.upon(fault.when, lambda: _crash_host(by, fault))
         case faults.CrashAtMessage():
             event = next(event for event, side in SIDES.items() if side == fault.side)
-            by.upon_message(fault.node, event, fault.k, lambda: _crash_at_message(by, fault))
+            by.upon_message(fault.node, event, fault.k, lambda: _at_message(by, fault))
         case faults.Pause():
             by.upon(fault.when, lambda: _pause(by, fault))
         case faults.HalfOpen():
@@ -143,6 +145,13 @@ def _crash_host(by: Injector, fault: faults.CrashHost) -> None:
     if alive:
         by.count(fault, alive[0])
         by.down(alive, fault.restart, silent=True)
+
+
+def _at_message(by: Injector, fault: faults.CrashAtMessage) -> None:
+    if fault.side == "sent":  # once it is on its way: what its sender's death closes comes behind it
+        by.world.clock.call_after(SENT_S, by.unless_healed, lambda: _crash_at_message(by, fault))
+    else:
+        _crash_at_message(by, fault)
 
 
 def _crash_at_message(by: Injector, fault: faults.CrashAtMessage) -> None:

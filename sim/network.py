@@ -237,7 +237,7 @@ class Network:
 
     def _arrive(self, exchange: Exchange, listener: Listener, scope: dict[str, Any], body: bytes) -> None:
         epoch = listener.epoch
-        if exchange.silent:
+        if exchange.silent or exchange.finished is None:  # its sender was gone before it came
             return
         if not (listener.open and epoch.alive and listener.nursery is not None):
             exchange._call_client(exchange.fail, PeerLost("connection reset: the server is gone"))

@@ -55,3 +55,16 @@ def test_once_all_is_healed_a_slow_step_kills_nobody() -> None:
         dies = faults.CrashAtStep("controller", 6, "files.write", "after", WHOLE, everything)
         seen = Seen(slow, dies, chaos_s=3.0)
         assert not seen.deaths() and "crash_at_step" not in seen.verdict.faults
+
+
+def test_a_request_whose_sender_dies_once_it_is_sent_is_worked_on() -> None:
+    worked = 0
+    for k in (2, 3, 4, 5, 8):
+        seen = Seen(faults.CrashAtMessage("agent", "sent", k, Restart("alone", 1.0)))
+        died = next(at for at, row in enumerate(seen.rows) if row.event == "node.crashed")
+        sent = next(row for row in reversed(seen.rows[:died]) if row.event == "net.request" and row.node == "agent")
+        assert seen.rows[died].t - sent.t == pytest.approx(0.0001)
+        after = [row for row in seen.rows[died:] if row.t < sent.t + 0.1]
+        assert any(row.event == "net.arrived" and row.fields["x"] == sent.fields["x"] for row in after)
+        worked += any(row.event == "gate.admitted" and row.fields["call"] == sent.fields.get("call") for row in after)
+    assert worked, "a model call of an agent that is gone"
