@@ -285,6 +285,8 @@ class Exchange:
             if self.fate.status and status < 400:
                 self._replaced = True
                 status, headers = self.fate.status, (("content-type", "application/json"),)
+            if self.fate.keep_alives and not streams:
+                self._to_client = max(self._to_client, self._clock.current_time()) + self.fate.keep_alive_s
             if self.whole:  # who waits for all of it does not see when its head is there
                 self.status, self.headers = status, headers
             else:
@@ -318,6 +320,7 @@ class Exchange:
 
     def _keep_alive(self) -> None:
         """What a worker, or a proxy before it, sends while there is no answer yet."""
+        self._to_client = max(self._to_client, self._clock.current_time())
         for _ in range(self.fate.keep_alives):
             self._to_client += self.fate.keep_alive_s / self.fate.keep_alives
             self._call_client(self._chunk_arrives, KEEP_ALIVE, False)

@@ -40,8 +40,8 @@ class ExchangeFate:
 
     `breaks_after_s`: so long after it was sent the connection breaks, wherever the exchange stands. `status`: whatever
     good answer there is, its caller gets an error of this status instead. `read_s`: the caller takes so long to read a
-    part of the reply. `keep_alives`: so many come in a stream before its data, over `keep_alive_s`. `turned_away`: the
-    server answers with this, and does nothing.
+    part of the reply. `keep_alives`: so many come in a stream before its data, over `keep_alive_s`; a reply that is no
+    stream is as much later. `turned_away`: the server answers with this, and does nothing.
     """
 
     request_latency_s: float = 0.001

@@ -8,7 +8,7 @@ from faults import catalogue as faults
 from faults.catalogue import Fault, Restart
 from faults.plan import Plan, Setup
 from sim.run import Verdict, run_seed
-from sim.workload import workload
+from sim.workload import WORKLOADS, workload
 from sim.world import World
 
 WHOLE = Restart("whole", 0.05)
@@ -68,3 +68,18 @@ def test_a_request_whose_sender_dies_once_it_is_sent_is_worked_on() -> None:
         assert any(row.event == "net.arrived" and row.fields["x"] == sent.fields["x"] for row in after)
         worked += any(row.event == "gate.admitted" and row.fields["call"] == sent.fields.get("call") for row in after)
     assert worked, "a model call of an agent that is gone"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("keep_alives", [0, 3])
+def test_a_slow_worker_is_slow_whether_it_streams_and_whatever_it_sends_meanwhile(
+    stream: bool, keep_alives: int
+) -> None:
+    number = next(number for number in range(WORKLOADS) if workload(number).stream is stream)
+    seen = Seen(faults.SlowWorker(2.0, 1, 6, keep_alives), number=number, chaos_s=30.0)
+    requests = [row for row in seen.rows if row.event == "net.request" and row.fields["dst"] == "worker"]
+    asked = {row.fields["x"]: row.t for row in requests if row.fields["path"].endswith("/completions")}
+    slow = sorted(asked)[:6]
+    took = [row.t - asked[x] for row in seen.rows if row.event == "net.replied" and (x := row.fields["x"]) in slow]
+    assert took and min(took) > 2.0
+    assert seen.verdict.faults["slow_worker"] == 6
