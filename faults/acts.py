@@ -91,6 +91,8 @@ def take_up(by: Injector, fault: Any) -> None:
 def fields_of(fault: Any) -> dict[str, Any]:
     """What such a fault makes of an exchange."""
     match fault:
+        case faults.Lose():
+            return _loss(fault)
         case faults.Disconnect():
             return {"breaks_after_s": fault.after_s}
         case faults.SlowReader():
@@ -100,6 +102,19 @@ def fields_of(fault: Any) -> dict[str, Any]:
         case faults.StuckWorker():
             return {"lose": "mid_reply", "hang": True, "mid_reply_chunks": fault.chunks}
     raise AssertionError(f"{fault} is no fault of an exchange")
+
+
+def _loss(fault: faults.Lose) -> dict[str, Any]:
+    match fault.how:
+        case "refuse":
+            return {"refuse": True}
+        case "hang":
+            return {"lose": "before", "hang": True}
+        case "hang_after":
+            return {"lose": "after", "hang": True}
+        case "mid_reply":
+            return {"lose": "mid_reply", "mid_reply_chunks": fault.chunks}
+    return {"lose": fault.how}
 
 
 def turned_away(by: Injector, dst: str, path: str) -> dict[str, Any]:
@@ -172,15 +187,14 @@ def _half_open(by: Injector, fault: faults.HalfOpen) -> None:
     world = by.world
     ends = [world.nodes[name].epoch for name in (fault.one, fault.other) if name in world.nodes]
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-        by.count(fault, fault.one)
-        world.network.half_open(ends[0], ends[1])
+        if world.network.half_open(ends[0], ends[1]):
+            by.count(fault, fault.one)
         for src, dst in ((fault.one, fault.other), (fault.other, fault.one)):
-            by.partitions.append(faults.Partition(src, dst, world.now, fault.for_s))
+            by.cut(faults.Partition(src, dst, world.now, fault.for_s), fault)
 
 
 def _deaf(by: Injector, fault: faults.LeaseExpiry) -> None:
-    by.count(fault, fault.node)
-    by.partitions.append(faults.Partition(by.controller, fault.node, by.world.now, fault.for_s))
+    by.cut(faults.Partition(by.controller, fault.node, by.world.now, fault.for_s), fault)
 
 
 def _late(by: Injector, fault: faults.LateTimers) -> None:

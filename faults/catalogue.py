@@ -314,7 +314,7 @@ class Jitter(Data, frozen=True, tag="jitter", tag_field="fault"):
 
 
 class Partition(Data, frozen=True, tag="partition", tag_field="fault"):
-    """For a while nothing that `src` sends to `dst` arrives (one way; `*` is anyone)."""
+    """For a while nothing that `src` sends to `dst` arrives, neither requests nor replies (one way; `*` is anyone)."""
 
     src: str
     dst: str
@@ -324,7 +324,7 @@ class Partition(Data, frozen=True, tag="partition", tag_field="fault"):
 
     def words(self) -> str:
         how = "is lost in silence" if self.silent else "is refused"
-        return f"what {self.src} asks of {self.dst} {how}, {span(self.from_s, self.for_s)}"
+        return f"what {self.src} sends to {self.dst} {how}, {span(self.from_s, self.for_s)}"
 
 
 # ------------------------------------------------------------------------------------------------- time

@@ -84,7 +84,8 @@ class Injector:
         self.on_heal: list[Act] = []
         """What is undone when nothing strikes any more."""
         self._slow: list[faults.Slow] = []
-        self.partitions: list[faults.Partition] = []
+        self._partitions: list[tuple[faults.Partition, faults.Fault]] = []
+        """And the fault that each is a part of."""
         self.full: list[tuple[faults.Overload, float]] = []
         """Workers that are full, and until when."""
         self._on_event: dict[int, list[Act]] = {}
@@ -149,7 +150,7 @@ class Injector:
                 self._slow.append(fault)
                 self.count(fault, fault.node)
             case faults.Partition():
-                self.partitions.append(fault)
+                self.cut(fault, fault)
             case faults.Jitter():
                 self._jitter_s = max(self._jitter_s, fault.max_s)
                 self.count(fault)
@@ -281,8 +282,6 @@ class Injector:
             for fault in self._exchanges.due((dst, route), (dst, ""), (EVERYTHING, route), (EVERYTHING, "")):
                 self.count(fault, src)
                 match fault:
-                    case faults.Lose():
-                        fields |= _loss(fault)
                     case faults.Delay():
                         there, back = there + fault.request_s, back + fault.reply_s
                     case faults.Overrun():
@@ -299,10 +298,8 @@ class Injector:
                         back += fault.by_s
                     case _:
                         fields |= acts.fields_of(fault)
-        for cut in self.partitions:
-            if cut.src in (src, EVERYTHING) and cut.dst in (dst, EVERYTHING) and self._within(cut.from_s, cut.for_s):
-                self.count(cut, src)
-                fields |= {"lose": "before", "hang": True} if cut.silent else {"refuse": True}
+        if self._partitions and (how := self._cut(src, dst)):
+            fields |= {"lose": "before", "hang": True} if how == "silent" else {"refuse": True}
         if self.full:
             fields |= acts.turned_away(self, dst, path)
         slow = self._slowness(src) + self._slowness(dst)
@@ -313,6 +310,19 @@ class Injector:
             return CALM_EXCHANGE
         calm = CALM_EXCHANGE.request_latency_s
         return ExchangeFate(request_latency_s=calm + there + slow, reply_latency_s=calm + back + slow, **fields)
+
+    def cut(self, partition: faults.Partition, fault: faults.Fault) -> None:
+        """From some time on the link is cut, as a part of this fault."""
+        self._partitions.append((partition, fault))
+        self.world.network.cut = self._cut
+
+    def _cut(self, src: str, dst: str) -> str:
+        """What becomes now of something that one sends to the other."""
+        for cut, fault in self._partitions if not self.healed else ():
+            if cut.src in (src, EVERYTHING) and cut.dst in (dst, EVERYTHING) and self._within(cut.from_s, cut.for_s):
+                self.count(fault, src)
+                return "silent" if cut.silent else "reset"
+        return ""
 
     def disk(self, node: str, step: str, op_index: int) -> DiskFate:
         """See `sim.fates.Fates`."""
@@ -382,16 +392,3 @@ def _phase_keys(row: Row) -> tuple[Key, ...]:
 @lru_cache(maxsize=8192)
 def _route(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-def _loss(fault: faults.Lose) -> dict[str, Any]:
-    match fault.how:
-        case "refuse":
-            return {"refuse": True}
-        case "hang":
-            return {"lose": "before", "hang": True}
-        case "hang_after":
-            return {"lose": "after", "hang": True}
-        case "mid_reply":
-            return {"lose": "mid_reply", "mid_reply_chunks": fault.chunks}
-    return {"lose": fault.how}

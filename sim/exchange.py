@@ -40,6 +40,8 @@ class Wire(Protocol):
     """What an exchange needs of the network."""
 
     clock: VirtualClock
+    cut: Callable[[str, str], str] | None
+    """What becomes of something that one sends to another, while some links are cut: `silent`, `reset` or nothing."""
 
     def emit(self, node: str, event: str, **fields: Any) -> None: ...
 
@@ -145,7 +147,8 @@ class Exchange:
             self.timer = None
         self.client_slot.wake()
         if not self.disconnected and not self._complete:
-            self._call_server(self._disconnect, after_s=SILENCE_S if self.silent else after_s)
+            lost = self.silent or (self.arrived and self._is_cut(self.src, self.dst))
+            self._call_server(self._disconnect, after_s=SILENCE_S if lost else after_s)
         self._maybe_finished()
 
     def go_silent(self) -> None:
@@ -154,6 +157,15 @@ class Exchange:
             self._severed = self.silent = True
             self._clock.call_after(SILENCE_S, self.fail, PeerLost("no answer, and then a reset"))
             self._clock.call_after(SILENCE_S, self._disconnect)
+
+    def _is_cut(self, sender: Epoch, receiver: Epoch | None) -> bool:
+        """Nothing gets through any more in this direction, and so in none."""
+        how = self._wire.cut(sender.name, receiver.name) if self._wire.cut is not None and receiver is not None else ""
+        if how == "silent":
+            self.go_silent()
+        elif how:
+            self._sever()
+        return bool(how)
 
     def _call_server(self, fn: Callable[..., object], *args: Any, after_s: float | None = None) -> None:
         latency = self.fate.request_latency_s if after_s is None else after_s
@@ -238,7 +250,7 @@ class Exchange:
         while True:
             if self._incoming and not self.disconnected:
                 chunk = self._incoming.popleft()
-                if self._on_the_way:
+                if self._on_the_way and not self._is_cut(self.src, epoch):
                     self._in_flight += 1
                     self._call_server(self._body_arrives, self._on_the_way.popleft())
                 more = bool(self._incoming or self._on_the_way or self._in_flight or self._cut_request)
@@ -281,7 +293,7 @@ class Exchange:
             self._expected = next((int(value) for key, value in headers if key == "content-length"), None)
         if self.fate.lose == "after":
             self._sever()
-        elif not self._severed:
+        elif not (self._severed or self._is_cut(self.dst, self.src)):
             if self.fate.status and status < 400:
                 self._replaced = True
                 status, headers = self.fate.status, (("content-type", "application/json"),)
@@ -329,7 +341,8 @@ class Exchange:
         self._window += len(chunk)
         if self._replaced:
             chunk = b'{"error": {"code": "refused", "detail": "it went wrong on the way"}}' if last else b""
-        if not self._severed:
+        assert self.dst is not None
+        if not (self._severed or self._is_cut(self.dst, self.src)):
             if self.fate.read_s:
                 self._to_client = max(self._to_client, self._clock.current_time()) + self.fate.read_s
             self._call_client(self._chunk_arrives, chunk, last)

@@ -84,6 +84,7 @@ class Network:
         self.fates = fates
         self.emit = emit
         self._on_error = on_error
+        self.cut: Callable[[str, str], str] | None = None
         self.shown: Mapping[str, str] = {}
         """Request headers that a trace shows, by lower-case name, and as which field."""
         self.tap: Callable[[int, int, bytes], None] | None = None

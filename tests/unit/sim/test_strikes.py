@@ -83,3 +83,24 @@ def test_a_slow_worker_is_slow_whether_it_streams_and_whatever_it_sends_meanwhil
     took = [row.t - asked[x] for row in seen.rows if row.event == "net.replied" and (x := row.fields["x"]) in slow]
     assert took and min(took) > 2.0
     assert seen.verdict.faults["slow_worker"] == 6
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_partition_loses_replies_too(silent: bool) -> None:
+    """One way, on the way there and on the way back, also of exchanges that were under way before it."""
+    from_s, for_s = 0.3, 2.0
+    cut = faults.Partition("agent", "environment", from_s, for_s, silent)
+    seen = Seen(cut, chaos_s=40.0)
+    to_agent = {
+        row.fields["x"]: row.t
+        for row in seen.rows
+        if row.event == "net.request" and (row.node, row.fields["dst"]) == ("environment", "agent")
+    }
+    of_agent = [row for row in seen.rows if row.fields.get("x") in to_agent]
+    during = [row for row in of_agent if from_s + 0.01 < row.t < from_s + for_s]
+    assert not [row for row in during if row.event == "net.replied"], "no reply gets through"
+    heads = [row for row in during if row.event == "net.head"]
+    assert heads and any(to_agent[row.fields["x"]] < from_s for row in heads), "requests do, and are answered"
+    failed = [row.t - from_s for row in of_agent if row.event == "net.failed"]
+    assert failed and (min(failed) > 5.0) is silent
+    assert seen.verdict.faults["partition"] >= len(failed)
