@@ -203,7 +203,7 @@ class Cluster:
     @property
     def complete(self) -> bool:
         """Every row has ended and the controller has said so."""
-        return self.outcome is not None and self.outcome.exit_code == 0 and "resume" not in self.outcome.message
+        return self.outcome is not None and self.outcome.exit_code == 0 and self.outcome.summary.complete
 
     def start(self) -> None:
         """Bring up whatever is down."""
