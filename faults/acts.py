@@ -1,5 +1,5 @@
-"""Carries out the faults that nobody asks the fates about: hosts, stopped processes, half-open links, strangers,
-rivals, operators.
+"""Carries out the faults that nobody asks the fates about: hosts, stopped processes, half-open links, signals,
+strangers, rivals, operators.
 
 Functions of an injector and a fault. Must not know how a plan was drawn, or what must hold.
 """
@@ -61,6 +61,10 @@ def take_up(by: Injector, fault: Any) -> None:
         case faults.CrashAtMessage():
             event = next(event for event, side in SIDES.items() if side == fault.side)
             by.upon_message(fault.node, event, fault.k, lambda: _at_message(by, fault))
+        case faults.ClockJump():
+            by.upon(fault.when, lambda: _jump(by, fault))
+        case faults.Signal():
+            by.upon(fault.when, lambda: _signal(by, fault))
         case faults.Pause():
             by.upon(fault.when, lambda: _pause(by, fault))
         case faults.HalfOpen():
@@ -173,6 +177,25 @@ def _crash_at_message(by: Injector, fault: faults.CrashAtMessage) -> None:
     if by.world.nodes[fault.node].alive:
         by.count(fault, fault.node)
         by.down([fault.node], fault.restart)
+
+
+def _jump(by: Injector, fault: faults.ClockJump) -> None:
+    by.world.host(fault.node).jump(fault.seconds)
+    by.count(fault, fault.node)
+
+
+def _signal(by: Injector, fault: faults.Signal) -> None:
+    node = by.world.nodes[by.controller]
+    if node.alive:
+        by.count(fault, node.name)
+        node.signal(fault.name)
+    if fault.group:
+        for name in by.everyone:
+            if name != by.controller:
+                by.world.nodes[name].signal(fault.name)
+    if fault.again_s is not None:
+        once = faults.Signal(fault.name, fault.when)
+        by.world.clock.call_after(fault.again_s, by.unless_healed, lambda: _signal(by, once))
 
 
 def _pause(by: Injector, fault: faults.Pause) -> None:

@@ -235,6 +235,13 @@ class _Drawing:
         self.policies, self.servers, self.workers = work.policies, work.servers, work.workers
         self.participants = tuple(name for name in self.servers if name not in self.workers)
         self.nodes = (*self.servers, CONTROLLER)
+        self.pairs = (
+            *((CONTROLLER, name) for name in self.participants),
+            *(("environment", name) for name in ("agent", "inventory", "verifier")),
+            *(("agent", name) for name in ("inventory", *self.policies)),
+            *((policy, worker) for policy in self.policies for worker in self.workers),
+        )
+        """Who asks whom; others never talk."""
 
     def policy(self) -> str:
         """One of the policy-model servers."""
@@ -402,8 +409,14 @@ def _jitter(d: _Drawing) -> Fault:
 
 def _partition(d: _Drawing) -> Fault:
     chance = d.chance
-    ends = chance.choice((*d.nodes, EVERYTHING)), chance.choice(d.servers)
-    return faults.Partition(*ends, d.time(), round(chance.uniform(0.1, 6.0), 3), silent=chance.random() < 0.5)
+    ends: list[str] = list(chance.choice(d.pairs))  # who asks, and who is asked: requests are lost, or replies
+    if chance.random() < 0.4:
+        ends.reverse()
+    if chance.random() < 0.15:
+        ends[0] = EVERYTHING
+    return faults.Partition(
+        ends[0], ends[1], d.time(), round(chance.uniform(0.1, 6.0), 3), silent=chance.random() < 0.5
+    )
 
 
 def _overrun(d: _Drawing) -> Fault:

@@ -97,7 +97,7 @@ def _slow_reader(d: Drawing) -> Fault:
 
 
 def _half_open(d: Drawing) -> Fault:
-    one, other = d.chance.sample(d.nodes, 2)
+    one, other = d.chance.choice(d.pairs)
     when = d.when() if d.chance.random() < 0.6 else _open(d)
     return faults.HalfOpen(one, other, when, round(d.chance.choice((0.0, d.chance.uniform(0.1, 6.0))), 3))
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 Act = Callable[[], None]
 Key = tuple[str, str]
-
-
 GENERATION = "completions"
 
 
@@ -72,7 +70,9 @@ class Injector:
         self.controller = controller
         self._restarts: dict[str, Restart] = {}
         self._chance = stream(seed, "fates")
-        self._jitter_s = 0.0
+        self._jitter: faults.Jitter | None = None
+        self._felt: set[faults.Slow | faults.Jitter] = set()
+        """What lasts, once it has struck."""
         self._exchanges, self._disk, self._probes, self._rows = _Rules(), _Rules(), _Rules(), _Rules()
         self._any_exchange = self._any_disk = self._any_probe = False
         self._behaviour = _Rules()
@@ -148,22 +148,21 @@ class Injector:
                 self._any_exchange = True
             case faults.Slow():
                 self._slow.append(fault)
-                self.count(fault, fault.node)
             case faults.Partition():
                 self.cut(fault, fault)
             case faults.Jitter():
-                self._jitter_s = max(self._jitter_s, fault.max_s)
-                self.count(fault)
+                if self._jitter is None or self._jitter.max_s < fault.max_s:
+                    self._jitter = fault
             case faults.ClockOffset():
                 self.world.host(fault.node).jump(fault.seconds)
-                self.count(fault, fault.node)
+                self.world.host(fault.node).when_asked(
+                    partial(self.unless_healed, partial(self.count, fault, fault.node))
+                )
             case faults.ClockDrift():
                 self.world.host(fault.node).drift(fault.rate)
-                self.count(fault, fault.node)
-            case faults.ClockJump():
-                self.upon(fault.when, lambda: self._jump(fault))
-            case faults.Signal():
-                self.upon(fault.when, lambda: self._signal(fault))
+                self.world.host(fault.node).when_asked(
+                    partial(self.unless_healed, partial(self.count, fault, fault.node))
+                )
             case faults.SlowWorker() | faults.StuckWorker():
                 self._exchanges.add((fault.node, GENERATION), fault.k, fault.n, fault)
                 self._any_exchange = True
@@ -252,23 +251,6 @@ class Injector:
         for again in self._kept.pop(fault, ()):
             again()
 
-    def _jump(self, fault: faults.ClockJump) -> None:
-        self.world.host(fault.node).jump(fault.seconds)
-        self.count(fault, fault.node)
-
-    def _signal(self, fault: faults.Signal) -> None:
-        node = self.world.nodes[self.controller]
-        if node.alive:
-            self.count(fault, node.name)
-            node.signal(fault.name)
-        if fault.group:
-            for name in self.everyone:
-                if name != self.controller:
-                    self.world.nodes[name].signal(fault.name)
-        if fault.again_s is not None:
-            once = faults.Signal(fault.name, fault.when)
-            self.world.clock.call_after(fault.again_s, self.unless_healed, lambda: self._signal(once))
-
     # ------------------------------------------------------------------------------------------- fates
 
     def exchange(self, src: str, dst: str, method: str, path: str) -> ExchangeFate:
@@ -303,9 +285,10 @@ class Injector:
         if self.full:
             fields |= acts.turned_away(self, dst, path)
         slow = self._slowness(src) + self._slowness(dst)
-        if self._jitter_s:
-            there += self._chance.random() * self._jitter_s
-            back += self._chance.random() * self._jitter_s
+        if self._jitter is not None:
+            self._feel(self._jitter)
+            there += self._chance.random() * self._jitter.max_s
+            back += self._chance.random() * self._jitter.max_s
         if not fields and not there and not back and not slow:
             return CALM_EXCHANGE
         calm = CALM_EXCHANGE.request_latency_s
@@ -376,9 +359,17 @@ class Injector:
         return how
 
     def _slowness(self, node: str) -> float:
-        if not self._slow:
-            return 0.0
-        return sum(slow.delay_s for slow in self._slow if slow.node == node and self._within(slow.from_s, slow.for_s))
+        felt_s = 0.0
+        for slow in self._slow:
+            if slow.node == node and self._within(slow.from_s, slow.for_s):
+                self._feel(slow)
+                felt_s += slow.delay_s
+        return felt_s
+
+    def _feel(self, fault: faults.Slow | faults.Jitter) -> None:
+        if fault not in self._felt:
+            self._felt.add(fault)
+            self.count(fault, fault.node if isinstance(fault, faults.Slow) else "")
 
     def _within(self, from_s: float, for_s: float) -> bool:
         return from_s <= self.world.now < from_s + for_s

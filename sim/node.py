@@ -40,18 +40,30 @@ class HostClock:
         self._rate = 1.0
         self._at = 0.0
         self._wall = WALL_START_S
+        self._asked: list[Callable[[], None]] = []
 
     def wall(self) -> float:
         """Seconds since the epoch, as this host believes."""
+        if self._asked:
+            asked, self._asked = self._asked, []
+            for tell in asked:
+                tell()
+        return self._reads()
+
+    def when_asked(self, tell: Callable[[], None]) -> None:
+        """Call this once, as soon as somebody reads the clock."""
+        self._asked.append(tell)
+
+    def _reads(self) -> float:
         return self._wall + (self._clock.current_time() - self._at) * self._rate
 
     def jump(self, seconds: float) -> None:
         """Set the clock forward, or back."""
-        self._wall, self._at = self.wall() + seconds, self._clock.current_time()
+        self._wall, self._at = self._reads() + seconds, self._clock.current_time()
 
     def drift(self, rate: float) -> None:
         """From now on it gains `rate` seconds per second (negative: loses)."""
-        self._wall, self._at = self.wall(), self._clock.current_time()
+        self._wall, self._at = self._reads(), self._clock.current_time()
         self._rate = 1.0 + rate
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from faults import catalogue as faults
-from faults.catalogue import Fault, Restart
+from faults.catalogue import At, Fault, Restart
+from faults.draw import _Drawing
 from faults.plan import Plan, Setup
 from sim.run import Verdict, run_seed
 from sim.workload import WORKLOADS, workload
 from sim.world import World
 
 WHOLE = Restart("whole", 0.05)
+CAPTURED = next(number for number in range(WORKLOADS) if workload(number).policies[1:])
 
 
 class Seen:
@@ -104,3 +108,20 @@ def test_a_partition_loses_replies_too(silent: bool) -> None:
     failed = [row.t - from_s for row in of_agent if row.event == "net.failed"]
     assert failed and (min(failed) > 5.0) is silent
     assert seen.verdict.faults["partition"] >= len(failed)
+
+
+def test_what_lasts_counts_once_it_is_felt() -> None:
+    late = faults.Slow("agent", 500.0, 1.0, 1.0), faults.Partition("agent", "environment", 500.0, 1.0)
+    nobody = faults.HalfOpen("verifier", "worker", At(0.5), 2.0)
+    offset, jitter = faults.ClockOffset("agent", 3.0), faults.Jitter(0.005)
+    slow = faults.Slow("policy", 0.0, 4.0, 0.01)
+    struck = Seen(*late, nobody, offset, jitter, slow).verdict.faults
+    assert struck == {"clock_offset": 1, "jitter": 1, "slow": 1}
+    assert Seen(faults.LeaseExpiry("agent", "prepared", 12.0), chaos_s=20.0).verdict.faults.keys() == {"lease_expiry"}
+
+
+def test_links_are_cut_between_those_who_talk() -> None:
+    rows = Seen(number=CAPTURED).rows
+    asked = {(row.node, row.fields["dst"].removesuffix(":80")) for row in rows if row.event == "net.request"}
+    pairs = set(_Drawing(Random(1), 1.0, Setup(workload=CAPTURED)).pairs)
+    assert pairs <= asked and {pair for pair in asked if "operator" not in pair and "worker" not in pair} <= pairs
