@@ -190,6 +190,8 @@ FORGOTTEN_S: Final = 120.0
 """How long a server refuses copies of calls of a rollout that its run has told it to forget."""
 FORGOTTEN_MAX: Final = 65_536
 """... and of how many such rollouts, the newest."""
+OVER_KEPT: Final = 65_536
+"""Of how many rollouts that nobody has told it to forget an environment knows that they have run, the newest."""
 FORGET_AT_END_S: Final = 60.0
 """How long the end of a run tries to forget what is left; marks die with the servers anyway."""
 FORGET_PAST_SILENCE_S: Final = 0.5

@@ -18,7 +18,7 @@ import msgspec
 from gym_ckpt.core import episode as machine
 from gym_ckpt.core.episode import EpisodeState, Seeded, Step, Worked, next_step
 from gym_ckpt.errors import GymCkptError, InvalidCheckpointState, InvalidRequest, NotLossless, StaleAttempt
-from gym_ckpt.limits import RELEASE_BUDGET_S, TASK_DEPTH_MAX
+from gym_ckpt.limits import OVER_KEPT, RELEASE_BUDGET_S, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.participants.resources import COOKIE, RESTART_HEADER, VERIFY_HEADER
 from gym_ckpt.ports import Ports, Reply
@@ -116,7 +116,7 @@ class EnvironmentParticipant(Participant):
         """Attempts whose `/run` has come, admitted or still waiting."""
         self._episodes: dict[EpisodeId, _Episode] = {}
         self._over: dict[str, int] = {}
-        """Highest attempt of each rollout that has replied, until the rollout is forgotten."""
+        """Highest attempt of each rollout that has replied, until the rollout is forgotten; oldest first."""
 
     def routes(self) -> tuple[Route, ...]:
         return (Route("POST", "/run", self.run), HEALTH)
@@ -161,7 +161,7 @@ class EnvironmentParticipant(Participant):
                 held.unclaimed = continued and held.state.worked is not None
                 reply = await self._to_the_end(episode, held, task, work)
                 del self._episodes[episode]
-                self._over[episode.rollout_id] = max(episode.attempt, self._over.get(episode.rollout_id, -1))
+                self._has_run(episode)
         except StaleAttempt as error:
             outcome.fail(error)
         else:
@@ -169,6 +169,12 @@ class EnvironmentParticipant(Participant):
             outcome.succeed(reply)
         finally:
             self._asked.discard(episode)
+
+    def _has_run(self, episode: EpisodeId) -> None:
+        last = self._over.pop(episode.rollout_id, -1)
+        self._over[episode.rollout_id] = max(episode.attempt, last)
+        if len(self._over) > OVER_KEPT:  # nobody forgets here, as where no checkpoints are taken
+            del self._over[next(iter(self._over))]
 
     async def _to_the_end(self, episode: EpisodeId, held: _Episode, task: dict[str, Any], work: Pass) -> RunReply:
         try:
