@@ -19,13 +19,12 @@ import anyio
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.system import production_ports
-from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Receive, Scope, Send
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import CheckpointSettings, GymSettings, InferenceSettings, ModelSettings
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
+from gym_ckpt.wire.messages import CALL_ID, CONTROL_PREFIX
 
 TOKEN = "benchmark"
 PATH = "/v1/chat/completions"

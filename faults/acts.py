@@ -17,13 +17,13 @@ import msgspec
 from faults import catalogue as faults
 from gym_ckpt.errors import ConfigError, TransportError
 from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
-from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import AgentSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.publication import published
 from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CALL_ID
 from sim.cluster import HOSTS, OUTPUT, RUN_DIR, TOKEN, Options, settings_of
 from sim.epoch import Epoch
 from sim.fates import TurnedAway

@@ -20,7 +20,6 @@ from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.core.collection import Counts
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import DISCOVERY_BUDGET_S
-from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.applications import factory_of
 from gym_ckpt.runtime.serve import run_server
@@ -34,7 +33,7 @@ from gym_ckpt.settings import (
     ModelSettings,
     ResourcesSettings,
 )
-from gym_ckpt.wire.messages import Status
+from gym_ckpt.wire.messages import CALL_ID, Status
 from sim import gyms
 from sim.node import Main
 from sim.workload import SECOND_POLICY, SECOND_WORKER, STEP_TOKENS, Workload

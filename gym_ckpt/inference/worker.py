@@ -23,8 +23,8 @@ from gym_ckpt.limits import KEEP_ALIVE_S
 from gym_ckpt.ports import ASGIApp, Ports, Receive, Send
 from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, answer, respond
 from gym_ckpt.wire import sse
+from gym_ckpt.wire.messages import CALL_ID
 
-CALL_ID_HEADER: Final = "x-ng-model-call-id"
 _STREAM_HEADERS: Final = ((b"content-type", sse.CONTENT_TYPE.encode()), (b"cache-control", b"no-cache"))
 
 
@@ -115,7 +115,7 @@ class EmbeddedWorker:
             max_tokens=body.token_budget,
         )
         head = replies.Head(f"chatcmpl-{self._ports.entropy.token(12)}", int(self._ports.clock.wall()), self._model)
-        return _Call(body, completion, head, request.header(CALL_ID_HEADER), anyio.current_time())
+        return _Call(body, completion, head, request.header(CALL_ID), anyio.current_time())
 
     async def _whole(self, call: _Call, receive: Receive, send: Send) -> None:
         await _wait(receive, self._when(call, len(call.completion.ids)))

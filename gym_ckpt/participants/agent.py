@@ -29,7 +29,7 @@ from gym_ckpt.errors import (
     Unavailable,
 )
 from gym_ckpt.participants import asked
-from gym_ckpt.participants.model import CALL_ID, MODEL_CLAIM_PATH, CallRef
+from gym_ckpt.participants.model import MODEL_CLAIM_PATH, CallRef
 from gym_ckpt.participants.resources import COOKIE, REVISION_HEADER
 from gym_ckpt.ports import Headers, Ports
 from gym_ckpt.runtime.admission import Pass
@@ -40,7 +40,7 @@ from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY, JSON_HEADERS, PeerRefused, call, claim
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import plain
+from gym_ckpt.wire.messages import CALL_ID, plain
 
 CLAIM_PATH = "/v1/agent_sessions/claim"
 

@@ -26,8 +26,8 @@ from gym_ckpt.runtime.asgi import Answer, Refused, Request, Route, answer, heade
 from gym_ckpt.runtime.install import CONTROL_ROOT, HEALTH
 from gym_ckpt.runtime.participant import Participant, Record
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire.messages import CALL_ID
 
-CALL_ID = "x-ng-model-call-id"
 STARTED_PATH = CONTROL_ROOT + "v1/model/started"
 MODEL_CLAIM_PATH = "/v1/claim"
 MODELS_PATH = "/v1/models"

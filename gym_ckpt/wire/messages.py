@@ -29,6 +29,9 @@ RUN_HEADER = "x-ng-checkpoint-run"
 space and the highest attempt of each of its rollouts; copies of their calls are refused for a while then. A header,
 because others refuse fields of a body that they do not know."""
 
+CALL_ID = "x-ng-model-call-id"
+"""On a model call: the id that its caller gives it."""
+
 M = TypeVar("M", bound=msgspec.Struct)
 
 

@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 
 from gym_ckpt.errors import TransportError
-from gym_ckpt.participants.model import CALL_ID, ModelParticipant
+from gym_ckpt.participants.model import ModelParticipant
 from gym_ckpt.ports import ASGIApp, Ports, Send
 from gym_ckpt.runtime.asgi import Request, Route, Router, episode_context, tagged
 from gym_ckpt.runtime.control import ControlPlane
@@ -18,7 +18,7 @@ from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.install import install
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
+from gym_ckpt.wire.messages import CALL_ID, CONTROL_PREFIX
 from sim.world import World
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -8,14 +8,14 @@ from typing import Any
 import anyio
 
 from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
-from gym_ckpt.participants.model import CALL_ID, MODEL_CLAIM_PATH, STARTED_PATH
+from gym_ckpt.participants.model import MODEL_CLAIM_PATH, STARTED_PATH
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.asgi import Answer as Response
 from gym_ckpt.runtime.asgi import Request, Route, Router, respond, tagged
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
+from gym_ckpt.wire.messages import CALL_ID, CONTROL_PREFIX
 from sim.cluster import LEDGER, TOKEN, Options, settings_of
 from sim.fates import Fates
 from sim.node import Main

@@ -20,7 +20,7 @@ from gym_ckpt.limits import (
     REFUSAL_SAID_BYTES,
 )
 from gym_ckpt.participants.agent import AgentParticipant
-from gym_ckpt.participants.model import CALL_ID, STARTED_PATH
+from gym_ckpt.participants.model import STARTED_PATH
 from gym_ckpt.ports import Ports, Send
 from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, episode_context, respond, tagged
 from gym_ckpt.runtime.control import ControlPlane
@@ -28,7 +28,7 @@ from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.runtime.install import install
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
+from gym_ckpt.wire.messages import CALL_ID, CONTROL_PREFIX
 from sim.cluster import until
 from sim.node import WALL_START_S
 from sim.world import World

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gym_ckpt.limits import RUN_MAX_CHARS
-from gym_ckpt.participants.model import CALL_ID
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, answer, episode_context, tagged
 from gym_ckpt.runtime.install import admitting
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX, RUN_HEADER
+from gym_ckpt.wire.messages import CALL_ID, CONTROL_PREFIX, RUN_HEADER
 from sim.cluster import TOKEN
 from sim.world import World
 from tests.property.toys import Toy
