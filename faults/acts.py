@@ -154,7 +154,7 @@ class Missing:
         for fault in by.looks.due((owner, op)):
             self._missed.add((owner, path))
             # In the trace once the step is over: whoever strikes upon it must not strike in the midst of a job.
-            by.struck["not_there"] += 1
+            by.strikes(fault)
             by.world.clock.call_after(0.0, by.say, fault, owner)
             raise FileNotFoundError(errno.ENOENT, "not there, for once", path)
 

@@ -10,7 +10,7 @@ Must not know: seeds, how a fault is drawn, how it is carried out.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from faults.others import (
     AsksIn,
@@ -516,6 +516,15 @@ Fault = (
     | Rival
     | Ungated
 )
+
+
+KINDS: tuple[str, ...] = tuple(
+    name
+    for kind in get_args(Fault)
+    for tag in (str(kind.__struct_config__.tag),)
+    for name in ([f"{tag}.{how}" for how in LOSSES] if kind is Lose else [tag])
+)
+"""Every name under which a fault is counted."""
 
 
 def kind_of(fault: Fault) -> str:

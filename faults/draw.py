@@ -131,6 +131,18 @@ PROFILES: dict[str, Profile] = {
 
 def draw(seed: int, profile: str) -> Plan:
     """The plan of this seed. Raises `ConfigError` when there is no such profile."""
+    plan, _ = _drawn(seed, profile)
+    return plan
+
+
+def faults_of_situation(seed: int, profile: str) -> tuple[Fault, ...]:
+    """Those of the seed's plan that make its situation; none where it is put into none."""
+    plan, own = _drawn(seed, profile)
+    return plan.faults[:own]
+
+
+def _drawn(seed: int, profile: str) -> tuple[Plan, int]:
+    """The plan, and how many of its faults, which come first, make its situation."""
     if profile not in PROFILES:
         raise ConfigError(f"there is no fault profile {profile!r}: choose one of {', '.join(PROFILES)}")
     wanted = PROFILES[profile]
@@ -141,7 +153,7 @@ def draw(seed: int, profile: str) -> Plan:
     setup = placed(_setup(chance), situation, of_situation)
     drawing = _Drawing(chance, chaos_s, setup)
     if profile == "endurance":
-        return within_budget(endurance(chance, chaos_s, setup, lambda: drawing.restart(healing=False)))
+        return within_budget(endurance(chance, chaos_s, setup, lambda: drawing.restart(healing=False))), 0
     of_tasks = stream(seed, "schedule", profile)
     schedule = draw_schedule(of_tasks) if of_tasks.random() < SCHEDULED and wanted.most else None
     plan = Plan(
@@ -152,10 +164,11 @@ def draw(seed: int, profile: str) -> Plan:
         faults=_faults(drawing, wanted, signalled=setup.every_s is None),
         schedule=schedule,
     )
+    made: tuple[Fault, ...] = ()
     if situation is not None:
         made = situation.make(_Drawing(of_situation, chaos_s, setup))
         plan = msgspec.structs.replace(plan, faults=(*made, *plan.faults[: of_situation.choice(BESIDE)]))
-    return within_budget(_with_others(plan, seed, profile) if len(wanted.areas) == len(AREAS) else plan)
+    return within_budget(_with_others(plan, seed, profile) if len(wanted.areas) == len(AREAS) else plan), len(made)
 
 
 def _with_others(plan: Plan, seed: int, profile: str) -> Plan:

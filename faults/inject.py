@@ -3,6 +3,8 @@
 Deterministic: what chance there is (jitter) comes from a stream of the world's seed. A fault is counted when it
 strikes, not when it is planned. After `heal` nothing strikes any more.
 
+Long because each kind of fault has its few lines here.
+
 Must not know: how a plan was drawn, or what must hold.
 """
 
@@ -65,6 +67,10 @@ class Injector:
         self.plan = plan
         self.struck: Counter[str] = Counter()
         """How often faults of each kind struck."""
+        self.points: Counter[str] = Counter()
+        """How often one struck at each named point."""
+        self.hit: set[faults.Fault] = set()
+        """Faults of the plan that struck."""
         self.healed = False
         self.everyone = everyone
         self.controller = controller
@@ -191,8 +197,15 @@ class Injector:
 
     def count(self, fault: faults.Fault, node: str = "") -> None:
         """It strikes, here and now: counted, and seen in the trace before what follows from it."""
-        self.struck[kind_of(fault)] += 1
+        self.strikes(fault)
         self.say(fault, node)
+
+    def strikes(self, fault: faults.Fault) -> None:
+        """Counted, and not seen in the trace."""
+        self.struck[kind_of(fault)] += 1
+        self.hit.add(fault)
+        if isinstance(fault, faults.CrashAtProbe | faults.DelayAtProbe | faults.FailAtProbe):
+            self.points[fault.point] += 1
 
     def say(self, fault: faults.Fault, node: str) -> None:
         """Seen in the trace, and not counted."""

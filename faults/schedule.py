@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import get_args
 
 import msgspec
 
@@ -56,6 +57,8 @@ class Priorities(_Data, frozen=True, tag="priorities", tag_field="schedule"):
 
 
 Schedule = HoldBack | OneByOne | Priorities
+SCHEDULES: tuple[str, ...] = (SHUFFLED, *(str(kind.__struct_config__.tag) for kind in get_args(Schedule)))
+"""Every name under which a schedule is counted."""
 
 
 def name_of(schedule: Schedule | None) -> str:

@@ -368,8 +368,9 @@ def _commit_again(d: Drawing) -> Faults:
 def _slow_write(d: Drawing) -> Faults:
     """A server's write takes so long that its checkpoint is given up and resumed meanwhile."""
     step = d.chance.choice(("records.create", "records.record", "records.write", "records.fsync", "records.rename"))
-    node = d.chance.choice(d.participants)
-    return (faults.SlowDisk(node, _between(d, 1.5, 2.2), d.chance.randint(1, 2), 1, step),)
+    node = d.chance.choice(("environment", "agent") if step == "records.record" else d.participants)  # who has records
+    asked = faults.Signal("SIGUSR1", At(_between(d, 0.2, 0.6)))
+    return asked, faults.SlowDisk(node, _between(d, 1.5, 2.2), 1, 1, step)
 
 
 def _given_up(d: Drawing) -> Faults:
@@ -383,8 +384,11 @@ def _given_up(d: Drawing) -> Faults:
 
 
 def _uncertain(d: Drawing) -> Faults:
-    """The pointer is written and cannot be made durable."""
-    return (faults.DiskError(CONTROLLER, "EIO", d.chance.randint(2, 5), 1, "files.sync_dir"),)
+    """The pointer to a checkpoint, or what the checkpoint consists of, is written and cannot be made durable."""
+    # The first of these steps is at the start, then there are two for each checkpoint, of which the pointer's is last.
+    k = d.chance.choice((2, 3, 3, 3, 5))
+    asked = [faults.Signal("SIGUSR1", At(_between(d, low, low + 0.3))) for low in (0.1, 0.5)]
+    return *asked, faults.DiskError(CONTROLLER, "EIO", k, 1, "files.sync_dir")
 
 
 def _wall_clock(d: Drawing) -> Faults:

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from faults.draw import draw
+from faults.catalogue import kind_of
+from faults.draw import draw, faults_of_situation
 from faults.plan import Plan, dump, load
 from faults.schedule import name_of
+from faults.situations import situation_of
 from gym_ckpt.errors import ConfigError
 from sim.oracle import Violation
 from sim.run import Verdict, run_seed
@@ -58,6 +60,9 @@ class Outcome:
     probes: Mapping[str, int] = field(default_factory=dict)
     checked: Mapping[str, int] = field(default_factory=dict)
     rare: Mapping[str, int] = field(default_factory=dict)
+    points: Mapping[str, int] = field(default_factory=dict)
+    situation: str = ""
+    """The one that its seed was put into, where it came about: a fault of each kind that it consists of has struck."""
 
 
 @dataclass(slots=True)
@@ -74,6 +79,10 @@ class Figures:
     checked: Counter[str] = field(default_factory=Counter)
     rare: Counter[str] = field(default_factory=Counter)
     schedules: Counter[str] = field(default_factory=Counter)
+    points: Counter[str] = field(default_factory=Counter)
+    """Named points at which a fault struck; `probes`: that a run came by."""
+    situations: Counter[str] = field(default_factory=Counter)
+    """Those that came about."""
     failed: list[Outcome] = field(default_factory=list)
     slowest: list[tuple[float, int, int]] = field(default_factory=list)
     """Seconds, seed and events, the slowest first."""
@@ -89,6 +98,8 @@ class Figures:
         self.checked.update(outcome.checked)
         self.rare.update(outcome.rare)
         self.schedules.update([outcome.schedule] if outcome.schedule else [])
+        self.points.update(outcome.points)
+        self.situations.update([outcome.situation] if outcome.situation else [])
         if outcome.violation is not None:
             self.failed.append(outcome)
         self.slowest = sorted([*self.slowest, (outcome.seconds, outcome.job.seed, outcome.events)])[: -SLOWEST - 1 : -1]
@@ -117,7 +128,18 @@ def run_job(job: Job) -> Outcome:
         probes=verdict.probes,
         checked=verdict.checked,
         rare=verdict.rare,
+        points=verdict.points,
+        situation=came_about(verdict),
     )
+
+
+def came_about(verdict: Verdict) -> str:
+    """The situation that the seed was put into, if a fault of each kind that makes it has struck."""
+    own = faults_of_situation(verdict.seed, verdict.profile)
+    situation = situation_of(verdict.seed)
+    if situation is None or not own or {kind_of(fault) for fault in own}.difference(map(kind_of, verdict.hit & {*own})):
+        return ""
+    return situation.name
 
 
 def run_jobs(jobs: Iterable[Job], until: float | None = None) -> Iterator[Outcome]:

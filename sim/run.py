@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from faults.apps import ToolsByTurn
 from faults.bugs import planted
-from faults.catalogue import Restart
+from faults.catalogue import Fault, Restart
 from faults.draw import draw
 from faults.inject import Injector
 from faults.plan import Plan
@@ -65,6 +65,10 @@ class Verdict:
     bug: str | None = None
     rare: Mapping[str, int] = field(default_factory=dict)
     """How often each state of `sim.rare` was seen."""
+    points: Mapping[str, int] = field(default_factory=dict)
+    """How often a fault struck at each named point."""
+    hit: frozenset[Fault] = frozenset()
+    """Faults of the plan that struck."""
     confirmed: bool = False
     """It was run again in a second process, and was the same run and broke the same."""
 
@@ -184,6 +188,8 @@ class _Run:
             rows=result.rows_tail,
             bug=bug,
             rare=dict(sorted(self._rare.seen.items())),
+            points=dict(sorted(self._injector.points.items())),
+            hit=frozenset(self._injector.hit),
         )
 
     def _errors(self, failures: Iterable[Failure]) -> list[Violation]:

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from faults.apps import options_of
+from faults.catalogue import KINDS
 from faults.draw import POINTS
 from faults.plan import App
+from faults.schedule import SCHEDULES
+from faults.situations import SITUATIONS
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 from sim.jobs import Figures, Outcome
@@ -23,7 +26,8 @@ ENOUGH_SEEDS = 300
 """From so many seeds of a mixed profile on, a check that never looked is a failure, and a named point that no run came
 by: of those that are asked for here, the rarest is seen by one seed in thirty."""
 PLENTY_SEEDS, PLENTY_S = 6000, 1800.0
-"""From so many seeds of a mixed profile, or seconds, on, so is a rare state that no run was in: by one in 600."""
+"""From so many seeds of a mixed profile, or seconds, on, so is a rare state that no run was in, by one in 600, and what
+struck in no run: a kind of fault, a situation, a schedule, or any fault at a named point."""
 _BLOCKS = ((1, 6), (10, 20), (22, 25), (30, 53), (60, 68), (90, 97))
 MUST_LOOK = tuple(f"INV-{number}" for first, last in _BLOCKS for number in range(first, last + 1))
 """Checks of the oracle: all that there are."""
@@ -78,6 +82,15 @@ class Summary:
         return [name for name in RARE if not self.figures.rare[name]]
 
     @property
+    def never_struck(self) -> list[str]:
+        """Kinds of faults, situations and schedules that came about in no seed, and named points where nothing struck."""
+        figures = self.figures
+        found = [kind for kind in KINDS if not figures.faults[kind]]
+        found += [f"situation {each.name}" for each in SITUATIONS if not figures.situations[each.name]]
+        found += [f"schedule {name}" for name in SCHEDULES if not figures.schedules[name]]
+        return found + [f"a fault at {point}" for point in POINTS if not figures.points[point]]
+
+    @property
     def still_failing(self) -> int:
         """Old failures that fail still."""
         return sum(outcome.job.old for outcome in self.figures.failed)
@@ -92,7 +105,7 @@ class Summary:
         if plenty or self.figures.seeds >= ENOUGH_SEEDS:
             found += [name for name in self.never_checked if plenty or name not in SELDOM]
             found += self.never_reached
-        return found + self.never_seen if plenty else found
+        return found + self.never_seen + self.never_struck if plenty else found
 
     @property
     def ok(self) -> bool:
@@ -112,10 +125,13 @@ class Summary:
             "faults": dict(sorted(figures.faults.items())),
             "schedules": dict(sorted(figures.schedules.items())),
             "points": dict(sorted(figures.probes.items())),
+            "points_struck": dict(sorted(figures.points.items())),
+            "situations": dict(sorted(figures.situations.items())),
             "rare": {name: figures.rare[name] for name in RARE},
             "checked": dict(sorted(figures.checked.items())),
             "never_reached": self.never_reached,
             "never_seen": self.never_seen,
+            "never_struck": self.never_struck,
             "never_checked": self.never_checked,
             "owed": self.owed,
             "slowest": [
@@ -185,10 +201,17 @@ class Summary:
 
     def _missed(self) -> list[str]:
         seen, reached = len(RARE) - len(self.never_seen), len(POINTS) - len(self.never_reached)
-        lines = [f"points reached: {reached} of {len(POINTS)}; rare states seen: {seen} of {len(RARE)}"]
+        figures = self.figures
+        lines = [
+            f"points reached: {reached} of {len(POINTS)}, struck: {len(figures.points)}; rare states seen: {seen} of "
+            f"{len(RARE)}; kinds of faults that struck: {len(figures.faults)} of {len(KINDS)}; situations that came "
+            f"about: {len(figures.situations)} of {len(SITUATIONS)}"
+        ]
         if self.never_reached:
             lines.append(f"points never reached: {', '.join(self.never_reached)}")
-        if self.never_seen and self.figures.seeds >= ENOUGH_SEEDS:
+        if self.never_struck and figures.seeds >= ENOUGH_SEEDS:
+            lines.append(f"never struck: {', '.join(self.never_struck)}")
+        if self.never_seen and figures.seeds >= ENOUGH_SEEDS:
             lines += ["never seen:", *(f"  {RARE[name]} ({name})" for name in self.never_seen)]
         elif self.never_seen:
             lines.append(f"never seen: {', '.join(self.never_seen)}")

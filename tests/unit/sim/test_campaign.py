@@ -16,8 +16,11 @@ import click.testing
 import pytest
 import trio
 
+from faults.catalogue import KINDS
 from faults.draw import POINTS
 from faults.plan import Plan, dump
+from faults.schedule import SCHEDULES
+from faults.situations import SITUATIONS
 from gym_ckpt.cli.main import run as main
 from gym_ckpt.wire import json
 from sim import cli, crew, jobs
@@ -252,6 +255,10 @@ def figures_of(seeds: int) -> Figures:
     figures.checked.update(MUST_LOOK)
     figures.probes.update(POINTS)
     figures.rare.update(RARE)
+    figures.faults.update(KINDS)
+    figures.situations.update(situation.name for situation in SITUATIONS)
+    figures.schedules.update(SCHEDULES)
+    figures.points.update(POINTS)
     return figures
 
 
@@ -271,6 +278,13 @@ def test_every_check_of_the_oracle_must_look() -> None:
         ("probes", POINTS[0], ENOUGH_SEEDS - 1, False),
         ("rare", "restored-twice", ENOUGH_SEEDS, False),
         ("rare", "restored-twice", PLENTY_SEEDS, True),
+        ("faults", "half_open", ENOUGH_SEEDS, False),
+        ("faults", "half_open", PLENTY_SEEDS, True),
+        ("faults", "lose.in_frame", PLENTY_SEEDS, True),
+        ("situations", "uncertain", PLENTY_SEEDS, True),
+        ("schedules", "one_by_one", PLENTY_SEEDS, True),
+        ("points", POINTS[0], ENOUGH_SEEDS, False),
+        ("points", POINTS[0], PLENTY_SEEDS, True),
     ],
 )
 def test_a_mixed_campaign_of_some_size_fails_by_what_it_never_came_by(
@@ -280,6 +294,7 @@ def test_a_mixed_campaign_of_some_size_fails_by_what_it_never_came_by(
     assert Summary("default", None, figures, 1.0, 1).ok
     del getattr(figures, kind)[name]
     summary = Summary("default", None, figures, 1.0, 1)
+    name = {"situations": "situation ", "schedules": "schedule ", "points": "a fault at "}.get(kind, "") + name
     assert summary.ok is not fails and summary.owed == [name] * fails
     told = f"a campaign of this size must have come by {name}"
     assert (told in summary.words()) is fails and ("nothing found" in summary.words()) is not fails
