@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def never_struck(self) -> list[str]:
-        """Kinds of faults, situations and schedules that came about in no seed, and named points where nothing struck."""
+        """Kinds of faults, situations and schedules that no seed had, and named points where nothing struck."""
         figures = self.figures
         found = [kind for kind in KINDS if not figures.faults[kind]]
         found += [f"situation {each.name}" for each in SITUATIONS if not figures.situations[each.name]]

@@ -36,6 +36,8 @@ class RunDirectory(Check):
         """The durable pointer when it was last looked at."""
         self._held: list[str] = []
         """What must be restorable: the newest published checkpoints, at most `keep`, newest first."""
+        self._named: set[str] = set()
+        """Every checkpoint that a pointer has ever named."""
         self._acknowledged: str | None = None
         """The newest checkpoint of which the controller said that it is published for certain."""
         self._manifests: dict[str, dict[str, bytes]] = {}
@@ -103,6 +105,7 @@ class RunDirectory(Check):
             names = pointer.checkpoint_id if pointer else "nothing"
             self.look(48, f"{when}: the pointer names {names}, and {self._acknowledged} was published before")
         if pointer is not None:
+            self._named.update(pointer.published)
             why = self._incomplete(tree, pointer.checkpoint_id)
             self.look(48, None if why is None else f"{when}: the pointer names a checkpoint of which {why}")
 
@@ -152,10 +155,11 @@ class RunDirectory(Check):
                 self._manifests.setdefault(directory, files)
 
     def kept(self) -> None:
-        """INV-51, at rest: exactly `keep` published checkpoints are left, or all there ever were."""
+        """INV-51, at rest: exactly `keep` published checkpoints are left, or all there ever were. One that failed right
+        before its pointer was written is none, and stays until another one is taken."""
         live = self._disk.tree(self.run_dir)
         suffix = "/" + layout.COLLECTION
-        there = [path for path in live if path.endswith(suffix)]
+        there = [name for name in self._named if layout.checkpoint_dir(self.run_dir, name) + suffix in live]
         wanted = len(self._held)
         self.look(
             51, None if len(there) == wanted else f"{counted(len(there), 'published checkpoint')} there, not {wanted}"

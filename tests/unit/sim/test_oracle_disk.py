@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from faults import catalogue as faults
+from faults.plan import Plan, Setup
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.pointer import DIGEST, collection_digest
 from gym_ckpt.wire import json
 from sim.cluster import RUN_DIR
+from sim.run import run_seed
 from tests.unit.sim.onlooker import MEMBERS, Onlooker, checkpoint
 
 ALL = [f"{kind.value}/{node}" for node, kind in MEMBERS.items()]
@@ -166,6 +169,19 @@ def test_more_checkpoints_than_are_kept_are_seen_at_the_end(there: int) -> None:
         on.publish(f"c-{number + 1}", checkpoint())
     on.oracle.run_directory.kept()
     assert on.found == ({"INV-51"} if there > 2 else set())
+
+
+def test_a_checkpoint_that_no_pointer_ever_named_is_not_counted_at_the_end() -> None:
+    """INV-51: its `collection.json` was written, and then the disk failed; no other one was taken to sweep it."""
+    on = Onlooker(keep=2)
+    on.publish("c-1", checkpoint())
+    on.write("c-2", checkpoint())
+    on.files.create(layout.collection(layout.checkpoint_dir(RUN_DIR, "c-2"))).write(b"{}")
+    on.oracle.run_directory.kept()
+    assert on.found == set()
+    failing = faults.DiskError("controller", "EIO", 2, 1, "files.sync_dir")  # the only checkpoint of this run
+    verdict = run_seed(47, plan=Plan(setup=Setup(workload=6, every_s=1.3), chaos_s=3.2, faults=(failing,)))
+    assert verdict.ok and verdict.faults == {"disk_error": 1}, verdict.violations
 
 
 def test_a_pointer_is_looked_at_as_soon_as_it_is_durable() -> None:
