@@ -101,7 +101,7 @@ class History:
         self._db.execute(
             "insert into runs values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                *(self._campaign, job.seed, job.old, job.twice, outcome.hash, outcome.events, outcome.virtual_s),
+                *(self._campaign, job.seed, job.old, outcome.twice, outcome.hash, outcome.events, outcome.virtual_s),
                 *(outcome.seconds, outcome.schedule, name),
             ),
         )

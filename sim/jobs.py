@@ -46,7 +46,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a job. `seconds`: of real time, without the second run. `plan`: of a failing one, as JSON."""
+    """What became of a job. `seconds`: of real time, without the second run. `plan`: of a failing one, as JSON.
+
+    `twice`: it was run again in another process, and compared; one that fails at once is not.
+    """
 
     job: Job
     seconds: float
@@ -56,6 +59,7 @@ class Outcome:
     events: int = 0
     virtual_s: float = 0.0
     schedule: str = ""
+    twice: bool = False
     faults: Mapping[str, int] = field(default_factory=dict)
     probes: Mapping[str, int] = field(default_factory=dict)
     checked: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +95,7 @@ class Figures:
         self.seeds += 1
         self.events += outcome.events
         self.virtual_s += outcome.virtual_s
-        self.twice += outcome.job.twice
+        self.twice += outcome.twice
         self.old += outcome.job.old
         self.faults.update(outcome.faults)
         self.probes.update(outcome.probes)
@@ -111,7 +115,8 @@ def run_job(job: Job) -> Outcome:
     try:
         verdict = _run(job, brief=True)
         spent = time.perf_counter() - began
-        if job.twice and verdict.ok:
+        twice = job.twice and verdict.ok
+        if twice:
             verdict = compared(verdict)
     except Exception as error:
         return lost(job, "RUN-harness", f"{type(error).__name__}: {error}", time.perf_counter() - began)
@@ -124,6 +129,7 @@ def run_job(job: Job) -> Outcome:
         events=verdict.events,
         virtual_s=verdict.virtual_s,
         schedule=name_of(verdict.plan.schedule),
+        twice=twice,
         faults=verdict.faults,
         probes=verdict.probes,
         checked=verdict.checked,

@@ -177,10 +177,20 @@ def test_a_brief_run_finds_the_same_first() -> None:
 def test_a_run_that_is_another_one_in_a_second_process_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sim.determinism.stream", lambda seed, *name: __import__("random").Random(seed + 99))
     outcome = run_job(Job(4, "calm", twice=True))
-    assert outcome.violation is not None and outcome.violation.invariant == "RUN-twice"
+    assert outcome.violation is not None and outcome.violation.invariant == "RUN-twice" and outcome.twice
     assert "under PYTHONHASHSEED=" in outcome.violation.seen and outcome.violation.event_index > 0
     monkeypatch.undo()
     assert run_job(Job(4, "calm", twice=True)).violation is None
+
+
+def test_a_run_that_fails_at_once_is_not_counted_as_done_twice(history: History) -> None:
+    seed = next(seed for seed in range(40) if run_seed(seed, bug=BUG, brief=True).violations)
+    history.begin("default", 1)
+    outcome = run_job(Job(seed, "default", BUG, twice=True))
+    history.record([outcome])
+    figures = Figures()
+    figures.add(outcome)
+    assert figures.failed == [outcome] and figures.twice == 0 and history.twice() == 0
 
 
 def test_the_share_that_is_done_twice_is_what_was_asked_for(quick: Callable[[Fake], None]) -> None:
