@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def campaign(
-    seeds: range,
+    seeds: Iterable[int],
     profile: str,
     *,
     seconds: float | None = None,
@@ -169,7 +169,7 @@ def _explained(outcome: Outcome, say: Callable[[str], None] | None) -> Verdict |
     return verdict if verdict.violations else None
 
 
-def _drawn(seeds: range, profile: str, bug: str | None, double: float, apps: tuple[App, ...]) -> Iterator[Job]:
+def _drawn(seeds: Iterable[int], profile: str, bug: str | None, double: float, apps: tuple[App, ...]) -> Iterator[Job]:
     """The new jobs. Which ones are done twice differs from code to code, and not from one day to the next."""
     sources = versions()["sources"] if 0 < double < 1 else ""
     for seed in seeds:

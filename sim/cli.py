@@ -6,8 +6,10 @@ Exit status 1 when anything was found, 130 when Ctrl-C ended it before. Mounted 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 
 import click
@@ -33,7 +35,6 @@ from sim.run import Verdict, run_seed
 from sim.stop import Debugger, Until, UntilType
 
 FOUND = 1
-WITHOUT_END = 1 << 40
 SEED = Whole(0, such_as=7)
 PROFILE = click.option(
     "--profile",
@@ -125,8 +126,8 @@ def fuzz(
     """Run many seeds over all cores. Failing plans of earlier campaigns come first, until the code passes them.
 
     Results are kept in .gym-ckpt/campaigns.sqlite; not those with a planted bug or an --app, which are of other code.
-    One failure of each kind is shrunk and kept for `sim replay`; the first is shown. Without --seeds a campaign goes on
-    behind the seeds that this code has already been run with.
+    One failure of each kind is shrunk and kept for `sim replay`; the first is shown. Without --seeds a campaign takes
+    the seeds that this code has not been run with yet, from the lowest on.
 
     \b
     Examples:
@@ -145,11 +146,12 @@ def fuzz(
         raise click.UsageError("-j is for this machine; a Ray cluster runs as many as it has CPUs")
     history, trouble = _history() if bug is None and not apps else (None, None)
     with history or nullcontext():
+        wanted: Iterable[int] = seeds or ()
         if seeds is None:
-            seeds, seconds = range(history.next_seed(profile) if history else 0, WITHOUT_END), seconds or 60.0
-        line = ProgressLine(len(seeds) if seconds is None else None, seconds)
+            wanted, seconds = history.untried(profile) if history else count(), seconds or 60.0
+        line = ProgressLine(len(seeds) if seeds is not None and seconds is None else None, seconds)
         summary = campaign(
-            seeds,
+            wanted,
             profile,
             seconds=seconds,
             jobs=jobs,

@@ -1,7 +1,7 @@
 """What campaigns have found, in one SQLite file: runs, failing plans by commit, and how often runs were done twice.
 
 A failing plan is kept until the code of some commit passes it; until then every campaign of its profile runs it first.
-Campaigns on the same sources go on where the one before ended.
+Campaigns on the same sources go on with the seeds that were not run yet.
 
 Must not know how runs are made.
 """
@@ -9,10 +9,11 @@ Must not know how runs are made.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 from faults.plan import load
@@ -146,14 +147,15 @@ class History:
             if _loads(plan)
         ]
 
-    def next_seed(self, profile: str) -> int:
-        """The first seed beyond all that these sources were run with."""
-        found = self._db.execute(
-            "select max(seed) from runs join campaigns on campaign = campaigns.id"
+    def untried(self, profile: str) -> Iterator[int]:
+        """Seeds that these sources were not run with, from the lowest on: a campaign that ends early leaves gaps."""
+        rows = self._db.execute(
+            "select distinct seed from runs join campaigns on campaign = campaigns.id"
             " where sources = ? and profile = ? and not old",
             (self._sources, profile),
-        ).fetchone()[0]
-        return 0 if found is None else int(found) + 1
+        )
+        tried = {int(seed) for (seed,) in rows}
+        return (seed for seed in count() if seed not in tried)
 
     def twice(self) -> int:
         """How many runs of these sources were done twice, over all campaigns."""

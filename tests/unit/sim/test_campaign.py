@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import click.testing
@@ -227,14 +228,31 @@ def test_old_failures_come_first_until_the_code_passes_them(quick: Callable[[Fak
     assert history.old_failures("chaos") == []
 
 
-def test_the_next_campaign_on_the_same_code_goes_on_behind(quick: Callable[[Fake], None], history: History) -> None:
+def test_the_next_campaign_on_the_same_code_takes_what_was_left_out(
+    quick: Callable[[Fake], None], history: History
+) -> None:
+    """A block that was cut off is no gap for good, and a far seed moves nothing."""
     quick(lambda _: None)
-    assert history.next_seed("default") == 0
-    campaign(range(25), "default", jobs=2, history=history)
-    assert history.next_seed("default") == 25 and history.next_seed("chaos") == 0
+    campaign([*range(3), *range(8, 16), 10**6], "default", jobs=2, history=history)
+    assert [*islice(history.untried("default"), 7)] == [3, 4, 5, 6, 7, 16, 17]
+    assert next(history.untried("chaos")) == 0
+    campaign(islice(history.untried("default"), 13), "default", jobs=2, history=history)
+    assert next(history.untried("default")) == 24
     with closing(sqlite3.connect(HISTORY_OF(history))) as db:
-        assert db.execute("select count(*), min(seed), max(seed) from runs").fetchone() == (25, 0, 24)
+        assert db.execute("select count(*), count(distinct seed), min(seed) from runs").fetchone() == (25, 25, 0)
         assert db.execute("select ok, profile, jobs from campaigns").fetchone() == (1, "default", 2)
+
+
+def test_without_seeds_the_command_goes_on_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = click.testing.CliRunner()
+    common = ["--profile", "calm", "-j", "1", "--double", "0", "--json"]
+    assert runner.invoke(cli.fuzz, ["--seeds", "1..3", *common]).exit_code == 0
+    done = runner.invoke(cli.fuzz, ["--seconds", "0.5", *common])
+    assert done.exit_code == 0, done.output
+    with closing(sqlite3.connect(HISTORY)) as db:
+        seeds = [seed for (seed,) in db.execute("select seed from runs order by rowid")]
+    assert seeds[:3] == [1, 2, 0] and seeds[3:] == [*range(3, len(seeds))]
 
 
 def HISTORY_OF(history: History) -> str:
@@ -350,7 +368,7 @@ def test_the_command_keeps_what_it_did(tmp_path: Path, monkeypatch: pytest.Monke
     assert (said["seeds"], said["twice"], said["campaign"], said["failures"]) == (3, 3, 1, [])
     assert HISTORY.exists()
     with History() as history:
-        assert history.next_seed("calm") == 3 and history.twice() == 3
+        assert next(history.untried("calm")) == 3 and history.twice() == 3
     assert runner.invoke(cli.fuzz, ["--seconds", "1", "--minutes", "1"]).exit_code == 2
 
 
