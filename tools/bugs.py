@@ -23,7 +23,6 @@ OWED: frozenset[str] = frozenset(
     {
         "dead-attempts-close",
         "errors-not-held",
-        "fsync-repeated",
         "lease-adds-up",
         "opens-while-importing",
         "verified-again",
