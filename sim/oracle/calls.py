@@ -159,6 +159,8 @@ class Starts(Check):
         """... and when they came, or their server last went on."""
         self._slow: set[str] = set()
         """Servers that do nothing at once."""
+        self._full: dict[tuple[str, str], int] = {}
+        """What a full engine answered to a call that was passed on to it."""
         network.tap = self._chunk
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -169,6 +171,7 @@ class Starts(Check):
             "node.continued": self._again,
             "node.lagging": self._lag,
             "net.head": self._head,
+            "net.turned_away": self._turned_away,
             "net.failed": self._gone,
             "net.left": self._gone,
             "gate.started": self._start,
@@ -221,11 +224,18 @@ class Starts(Check):
         if call in self._passed_on:
             self.look(13, None if call in self._data else f"call {call[1]} started and there was no data yet", row.node)
 
+    def _turned_away(self, row: Row) -> None:
+        asked = self._calls.get(row.fields["x"])
+        if asked is not None:
+            self._full[asked[0], asked[2]] = row.fields["status"]
+
     def _head(self, row: Row) -> None:
         self._since.pop(row.fields["x"], None)
-        if self._waiting.pop(row.fields["x"], None) is not None:
+        waited = self._waiting.pop(row.fields["x"], None)
+        if waited is not None:
             status = row.fields["status"]
-            refused = status >= 400 and status != 502  # which says that the worker is lost
+            # 502 says that the worker is lost; and a full one's own answer is passed on
+            refused = status >= 400 and status not in (502, self._full.get(waited))
             self.look(22, f"an untagged call was answered with {status}" if refused else None, row.node)
 
     def _gone(self, row: Row) -> None:
