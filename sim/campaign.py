@@ -69,7 +69,7 @@ def campaign(
     """Run `seeds` in order until they, the seconds, or the patience for failures are spent.
 
     Args:
-        explain: run one failure of each kind again, shrunk and with its whole trace.
+        explain: run one failure of each kind again, shrunk and with its whole trace; not after Ctrl-C.
         double: the share of runs that are done again in another process and compared.
         history: where results are kept, and from where old failures come.
         say: told what takes long, once the seeds are done.
@@ -103,10 +103,16 @@ def campaign(
         workers.close()
     spent = time.perf_counter() - began
     figures.failed.sort(key=lambda outcome: outcome.job.seed)
-    shown = kinds(figures.failed, EXPLAINED_MAX) if explain else []
-    verdicts = tuple(each for outcome in shown if (each := _explained(outcome, say)) is not None)
+    shown = kinds(figures.failed, EXPLAINED_MAX) if explain and not interrupted else []
+    verdicts: list[Verdict] = []
+    try:
+        for outcome in shown:
+            verdicts += _explained(outcome, say)
+    except KeyboardInterrupt:
+        interrupted = True
+    told = tuple(verdicts)
     summary = Summary(
-        profile, bug, figures, spent, workers.size, verdicts, book.number, before, interrupted, book.trouble, apps
+        profile, bug, figures, spent, workers.size, told, book.number, before, interrupted, book.trouble, apps
     )
     book.end(spent, summary.ok)
     return summary
@@ -158,15 +164,15 @@ def show_failure(verdict: Verdict) -> str:
     return screen(verdict, replay_command(verdict))
 
 
-def _explained(outcome: Outcome, say: Callable[[str], None] | None) -> Verdict | None:
-    """The failure with a small plan; as it is where running it here would end this process, or where it passes here."""
+def _explained(outcome: Outcome, say: Callable[[str], None] | None) -> list[Verdict]:
+    """The failure with a small plan; none where running it here would end this process, or where it passes here."""
     job, broken = outcome.job, outcome.violation
     if broken is None or broken.invariant in ("RUN-lost", "RUN-hung", "RUN-harness"):
-        return None
+        return []
     if say is not None:
         say(f"shrinking seed {job.seed} ({broken.invariant})")
     verdict = explained(job.seed, job.profile, job.bug, outcome.plan)
-    return verdict if verdict.violations else None
+    return [verdict] if verdict.violations else []
 
 
 def _drawn(seeds: Iterable[int], profile: str, bug: str | None, double: float, apps: tuple[App, ...]) -> Iterator[Job]:

@@ -6,13 +6,15 @@ know where jobs run, or what is kept of them.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from faults.apps import with_apps
 from faults.catalogue import kind_of
-from faults.draw import draw, faults_of_situation
+from faults.draw import PROFILES, draw, faults_of_situation
 from faults.plan import Plan, dump, load
 from faults.schedule import name_of
 from faults.situations import situation_of
@@ -23,6 +25,8 @@ from sim.shrink import shrink
 from sim.twin import compared, same_again
 
 SLOWEST = 5
+SHRINK_S = 60.0
+"""Real seconds in which a failing plan is made smaller: most need a few, and one of long runs would need an hour."""
 
 
 NOT_JUDGED = frozenset({"RUN-harness", "RUN-lost", "RUN-hung", "RUN-twice"})
@@ -170,8 +174,9 @@ def explained(seed: int, profile: str, bug: str | None = None, plan: bytes | Non
     """A failing seed with a plan as small as it gets, and with its whole trace.
 
     The small plan is run twice, the second time in another process. Where that is not the same run, or not the same
-    that breaks, the plan is the one that failed first.
+    that breaks, the plan is the one that failed first. After `SHRINK_S` it is as small as it is then.
     """
+    until = time.perf_counter() + SHRINK_S
     verdict = _run(Job(seed, profile, bug, plan), brief=True)
     twice = verdict.ok
     if twice:
@@ -179,19 +184,30 @@ def explained(seed: int, profile: str, bug: str | None = None, plan: bytes | Non
     wanted = next((each.invariant for each in verdict.violations), None)
 
     def fails(smaller: Plan) -> bool:
+        if time.perf_counter() >= until:
+            return False
         found = run_seed(seed, profile, plan=smaller, bug=bug, brief=True)
         found = compared(found) if twice and found.ok else found
         return bool(found.violations) and found.violations[0].invariant == wanted
 
     if wanted is None:
         return verdict
+    origin = _origin(seed, profile, verdict.plan)
     smallest = run_seed(seed, profile, plan=shrink(verdict.plan, fails), bug=bug, keep_all_rows=True)
+    smallest = replace(smallest, origin=origin)
     if twice:
         return compared(smallest) if smallest.ok else smallest
     if smallest.violations and smallest.violations[0].invariant == wanted and same_again(smallest):
         return replace(smallest, confirmed=True)
     first = run_seed(seed, profile, plan=verdict.plan, bug=bug, keep_all_rows=True)
-    return compared(first)  # whether it is its seed's alone is said beside what broke
+    return replace(compared(first), origin=origin)  # whether it is its seed's alone is said beside what broke
+
+
+def _origin(seed: int, profile: str, plan: Plan) -> str:
+    """A digest of the plan, if it is not what is drawn; the applications of an author's own do not count."""
+    if profile not in PROFILES or with_apps(plan, ()) == draw(seed, profile):
+        return ""
+    return hashlib.blake2b(dump(plan), digest_size=4).hexdigest()
 
 
 def _run(job: Job, *, brief: bool) -> Verdict:

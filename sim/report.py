@@ -29,9 +29,10 @@ _SEEN_CHARS = 450
 
 
 def failure_id(verdict: Verdict) -> str:
-    """The name of a failure's directory."""
+    """The name of a failure's directory. An old plan of a seed and what the seed draws now have two."""
     own = [app.server for app in verdict.plan.setup.apps]
-    return "-".join([verdict.profile, str(verdict.seed), *([verdict.bug] if verdict.bug else []), *own])
+    parts = [verdict.profile, str(verdict.seed), verdict.bug or "", *own, verdict.origin]
+    return "-".join(filter(None, parts))
 
 
 def screen(verdict: Verdict, command: str) -> str:

@@ -69,6 +69,8 @@ class Verdict:
     """How often a fault struck at each named point."""
     hit: frozenset[Fault] = frozenset()
     """Faults of the plan that struck."""
+    origin: str = ""
+    """Digest of the plan that failed first, where that is not what seed and profile draw."""
     confirmed: bool = False
     """It was run again in a second process, and was the same run and broke the same."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -16,12 +17,9 @@ from pathlib import Path
 import click.testing
 import pytest
 import trio
+from msgspec.structs import replace as replace_of
 
-from faults.catalogue import KINDS
-from faults.draw import POINTS
 from faults.plan import Plan, dump
-from faults.schedule import SCHEDULES
-from faults.situations import SITUATIONS
 from gym_ckpt.cli.main import run as main
 from gym_ckpt.wire import json
 from sim import cli, crew, jobs
@@ -30,9 +28,8 @@ from sim.history import HISTORY, History, kept
 from sim.jobs import Figures, Job, Outcome, run_job
 from sim.oracle import Violation
 from sim.rare import RARE
+from sim.report import failure_id
 from sim.run import Verdict, run_seed
-from sim.summary import ENOUGH_SEEDS, MUST_LOOK, PLENTY_S, PLENTY_SEEDS, SELDOM, Summary, progress_text
-from tools.invariants import checks
 
 BUG = "mark-after-stop"
 Fake = Callable[[int], None]
@@ -101,6 +98,54 @@ def test_ctrl_c_ends_it_and_is_its_exit_status(
     monkeypatch.setattr(crew.Processes, "wait", ctrl_c)
     assert main(["sim", command, "--seeds", "0..50", "-j", "1"]) == 130
     assert "interrupted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("while_shrinking", [False, True])
+def test_ctrl_c_ends_shrinking_and_what_was_found_is_told(
+    while_shrinking: bool, quick: Callable[[Fake], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing is shrunk after one that has ended the seeds."""
+
+    def fake(seed: int) -> None:
+        raise ValueError("the simulator's own")
+
+    def shrinking(outcome: Outcome, say: object) -> list[Verdict]:
+        assert while_shrinking
+        raise KeyboardInterrupt
+
+    def ctrl_c(figures: Figures, seconds: float) -> None:
+        if not while_shrinking:
+            raise KeyboardInterrupt
+
+    quick(fake)
+    monkeypatch.setattr("sim.campaign._explained", shrinking)
+    summary = campaign(range(4), "default", jobs=1, progress=ctrl_c)
+    assert summary.interrupted and summary.explained == () and summary.figures.failed
+    assert "interrupted" in summary.words() and "failing: 0 (RUN-harness)" in summary.words()
+
+
+def test_a_failure_is_shrunk_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = failing()
+    assert len(verdict.plan.faults) > 1
+    monkeypatch.setattr(jobs, "SHRINK_S", 0.0)
+    assert jobs.explained(verdict.seed, "default", BUG).plan == verdict.plan
+
+
+def test_an_old_plan_and_what_its_seed_draws_now_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SHRINK_S", 0.0)
+    verdict = failing()
+    older = replace_of(verdict.plan, chaos_s=verdict.plan.chaos_s + 1.0)
+    drawn = jobs.explained(verdict.seed, "default", BUG, dump(verdict.plan))
+    old, again = (jobs.explained(verdict.seed, "default", BUG, dump(older)) for _ in range(2))
+    name = f"default-{verdict.seed}-{BUG}"
+    assert failure_id(drawn) == name
+    assert old.violations and failure_id(old) == failure_id(again)
+    assert re.fullmatch(f"{name}-[0-9a-f]{{8}}", failure_id(old))
+
+
+def failing() -> Verdict:
+    verdicts = (run_seed(seed, bug=BUG, brief=True) for seed in range(40))
+    return next(verdict for verdict in verdicts if verdict.violations)
 
 
 def test_a_run_without_end_is_killed_and_is_a_failure(
@@ -277,59 +322,6 @@ def test_where_there_was_no_campaign_nothing_is_kept(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- what is said
 
 
-def figures_of(seeds: int) -> Figures:
-    """Everything was come by."""
-    figures = Figures(seeds=seeds)
-    figures.checked.update(MUST_LOOK)
-    figures.probes.update(POINTS)
-    figures.rare.update(RARE)
-    figures.faults.update(KINDS)
-    figures.situations.update(situation.name for situation in SITUATIONS)
-    figures.schedules.update(SCHEDULES)
-    figures.points.update(POINTS)
-    return figures
-
-
-def test_every_check_of_the_oracle_must_look() -> None:
-    assert tuple(f"INV-{number}" for number in sorted(checks())) == MUST_LOOK
-    assert set(MUST_LOOK) > SELDOM
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "seeds", "fails"),
-    [
-        ("checked", "INV-1", ENOUGH_SEEDS, True),
-        ("checked", "INV-1", ENOUGH_SEEDS - 1, False),
-        ("checked", "INV-47", ENOUGH_SEEDS, False),
-        ("checked", "INV-47", PLENTY_SEEDS, True),
-        ("probes", POINTS[0], ENOUGH_SEEDS, True),
-        ("probes", POINTS[0], ENOUGH_SEEDS - 1, False),
-        ("rare", "restored-twice", ENOUGH_SEEDS, False),
-        ("rare", "restored-twice", PLENTY_SEEDS, True),
-        ("faults", "half_open", ENOUGH_SEEDS, False),
-        ("faults", "half_open", PLENTY_SEEDS, True),
-        ("faults", "lose.in_frame", PLENTY_SEEDS, True),
-        ("situations", "uncertain", PLENTY_SEEDS, True),
-        ("schedules", "one_by_one", PLENTY_SEEDS, True),
-        ("points", POINTS[0], ENOUGH_SEEDS, False),
-        ("points", POINTS[0], PLENTY_SEEDS, True),
-    ],
-)
-def test_a_mixed_campaign_of_some_size_fails_by_what_it_never_came_by(
-    kind: str, name: str, seeds: int, fails: bool
-) -> None:
-    figures = figures_of(seeds)
-    assert Summary("default", None, figures, 1.0, 1).ok
-    del getattr(figures, kind)[name]
-    summary = Summary("default", None, figures, 1.0, 1)
-    name = {"situations": "situation ", "schedules": "schedule ", "points": "a fault at "}.get(kind, "") + name
-    assert summary.ok is not fails and summary.owed == [name] * fails
-    told = f"a campaign of this size must have come by {name}"
-    assert (told in summary.words()) is fails and ("nothing found" in summary.words()) is not fails
-    assert Summary("network", None, figures, 1.0, 1).ok, "a profile of one area need not"
-    assert not Summary("default", None, figures, PLENTY_S, 1).ok, "half an hour is plenty, too"
-
-
 def test_the_summary_says_what_was_not_tested_and_what_was_slow(quick: Callable[[Fake], None]) -> None:
     quick(lambda _: None)
     summary = campaign(range(12), "default", jobs=1)
@@ -338,14 +330,6 @@ def test_the_summary_says_what_was_not_tested_and_what_was_slow(quick: Callable[
     assert f"rare states seen: 0 of {len(RARE)}" in told
     assert told.splitlines()[-1].startswith("slowest seeds: ") and len(summary.figures.slowest) == 5
     assert json.loads(json.dumps(summary.as_json()))["never_seen"] == list(RARE)
-
-
-def test_the_progress_line_says_how_far_and_what_was_found() -> None:
-    figures = Figures(seeds=50, twice=3, failed=[broken(1)])
-    figures.rare.update(["restored"])
-    text = progress_text(figures, 10.0, None, 60.0)
-    assert text == f"50 seeds, 5.0 worlds/s, 0 faults, 1/{len(RARE)} rare states, 3 twice, 50 s left, 1 failing"
-    assert progress_text(figures, 10.0, 200, None).startswith("50 of 200 seeds, ")
 
 
 def test_one_failure_of_each_kind_is_shrunk_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
