@@ -527,6 +527,16 @@ KINDS: tuple[str, ...] = tuple(
 """Every name under which a fault is counted."""
 
 
+OF_EXCHANGES: frozenset[str] = frozenset(
+    str(kind.__struct_config__.tag)
+    for kind in (
+        *(Lose, Delay, Duplicate, Partition, Disconnect, SlowReader, Overrun),
+        *(SlowWorker, StuckWorker, FailedReply),
+    )
+)
+"""Of those that strike a request as it is sent."""
+
+
 def kind_of(fault: Fault) -> str:
     """The name under which a fault is counted and can be switched off."""
     tag = fault.__struct_config__.tag

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from faults import catalogue as faults
+from faults.catalogue import OF_EXCHANGES, Fault
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.types import EpisodeId
 from sim.run import Verdict
@@ -22,9 +22,6 @@ from sim.trace import Row
 
 LANES = ("controller", "environment", "agent", "inventory", "verifier", "policy", "policy2", "worker", "worker2")
 """From top to bottom, as work goes through them; nodes that have other names follow in the order of their first row."""
-ON_THE_WIRE = frozenset({"lose", "delay", "duplicate", "overrun", "partition"})
-"""Kinds of faults that strike the request which follows them in the trace."""
-SPAN_FAULTS = (faults.Partition, faults.Slow)
 _KEY = re.compile(r"/ng-rollout/([^/]+)/")
 _OPEN = -1
 
@@ -126,11 +123,7 @@ def diagram(verdict: Verdict) -> Diagram:
     spans.close()
     found.messages = list(messages.all.values())
     found.rollouts = [_rollouts(row, messages.all) for row in rows]
-    found.windows = [
-        Window(fault.from_s, fault.from_s + fault.for_s, fault.words())
-        for fault in verdict.plan.faults
-        if isinstance(fault, SPAN_FAULTS)
-    ]
+    found.windows = list(_windows(verdict.plan.faults, rows))
     found.breaks = [
         Break(each.invariant, each.node, _place(found, each.event_index, each.t), each.seen, each.must)
         for each in verdict.violations
@@ -159,6 +152,19 @@ def _place(found: Diagram, event_index: int, t: float) -> int:
 # ------------------------------------------------------------------------------------------------- messages
 
 
+def _windows(planned: Iterable[Fault], rows: Sequence[Row]) -> Iterator[Window]:
+    """Of faults that last: from a time on, or from where they struck."""
+    struck: dict[str, float] = {}
+    for row in rows:
+        if row.event == "fault":
+            struck.setdefault(row.fields["words"], row.t)
+    for fault in planned:
+        for_s = getattr(fault, "for_s", None)
+        since_s = getattr(fault, "from_s", struck.get(fault.words()))
+        if for_s is not None and since_s is not None:
+            yield Window(since_s, since_s + for_s, fault.words())
+
+
 class _Messages:
     """Puts exchanges together from their rows."""
 
@@ -182,7 +188,7 @@ class _Messages:
                     message.head, message.detail = index, f"status {row.fields['status']}"
             case "net.replied" | "net.failed" | "net.left":
                 self._ended(index, row)
-            case "fault" if row.fields["kind"].partition(".")[0] in ON_THE_WIRE:
+            case "fault" if row.fields["kind"].partition(".")[0] in OF_EXCHANGES:
                 self._struck.append((row.node, row.fields["words"]))
 
     def _sent(self, index: int, row: Row) -> None:

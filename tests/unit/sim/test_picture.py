@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_of
 
+from faults import catalogue as faults
 from faults.catalogue import At, Crash, Lose, Partition, Restart
 from faults.plan import Plan, Setup
 from sim.oracle import Violation
@@ -87,6 +89,38 @@ def test_phases_and_closed_admission_last_until_they_end(verdict: Verdict, found
 def test_planned_windows_and_struck_faults_are_there(verdict: Verdict, found: Diagram) -> None:
     assert [(each.since_s, round(each.upto_s, 3)) for each in found.windows] == [(0.1, 0.3)]
     assert len([mark for mark in found.marks if mark.what == "fault"]) == sum(verdict.faults.values()) > 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.FailedReply("policy", "completions", 500, 1, 2),
+        faults.Disconnect("environment", "run", 0.05, 1, 2),
+        faults.SlowReader("policy", "completions", 0.01, 1, 4),
+        faults.SlowWorker(0.2, 1, 3),
+        faults.StuckWorker(1, 1),
+        faults.Delay("agent", "responses", 1, 2, 0.01, 0.01),
+    ],
+)
+def test_a_halo_says_that_a_fault_touched_a_message(fault: faults.Fault) -> None:
+    verdict = run_seed(5, plan=replace_of(PLAN, faults=(fault,)), keep_all_rows=True)
+    touched = [message for message in diagram(verdict).messages if message.struck == fault.words()]
+    assert len(touched) == verdict.faults[faults.kind_of(fault)] > 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.Pause("agent", At(0.5), 0.75),
+        faults.LateTimers("agent", 0.5, 0.75, 0.1),
+        faults.HalfOpen("environment", "agent", At(0.5), 0.75),
+        faults.Slow("agent", 0.5, 0.75, 0.05),
+    ],
+)
+def test_a_bar_says_how_long_a_fault_lasts(fault: faults.Fault) -> None:
+    verdict = run_seed(5, plan=replace_of(PLAN, faults=(fault,)), keep_all_rows=True)
+    (window,) = diagram(verdict).windows
+    assert (round(window.since_s, 3), round(window.upto_s, 3), window.label) == (0.5, 1.25, fault.words())
 
 
 def test_who_only_looks_has_no_lane(found: Diagram) -> None:
