@@ -6,11 +6,12 @@
 | `pause` | SIGSTOP, SIGCONT |
 | `signal` | to the collector |
 | `partition`, `half_open` | the proxy that each pair of processes talks through (`e2e.proxy`) |
-| `disk_error` | the file system of the process (`e2e.struck`) |
+| `disk_error` | the k-th such call of the process's file system (`e2e.struck`), where the step has one |
 
 Moments are `at` (seconds since the first row was sent) or `row`: the k-th of those events of the collector
 that it prints. The gym is that of the workload, with the same names, input and seeds as in the simulator, so that the
-output rows must be the very same. Must not know what must hold.
+output rows must be the very same. A plan that asks for anything else is refused (`NotHere`) before a process starts.
+Must not know what must hold.
 """
 
 from __future__ import annotations
@@ -39,8 +40,13 @@ POLL_S = 0.01
 SILENCE_S = 2.0
 """When a half-open connection is given up, as the kernel would much later."""
 PRINTED = frozenset({"collector.published", "collector.checkpoint_failed", "collector.restored", "collector.lost"})
-PARTS = {"records": "records-", "log": "dispatched", "files": "", "publish": "LATEST", "tokens": "tokens"}
+PARTS = {"records": "records", "log": ".jsonl", "files": "", "publish": "LATEST", "tokens": "tokens"}
 """First word of a disk step → what is in the path of the calls that such steps make."""
+CALLS = {
+    **{name: name for name in ("create", "write", "fsync", "rename", "mkdir")},
+    **dict.fromkeys(("sync_dir", "sync_parent", "sync_pointer"), "fsync_dir"),
+}
+"""Second word of a disk step → the call of it that fails."""
 
 
 class NotHere(Exception):
@@ -62,6 +68,7 @@ class RealRun:
     """One plan, one gym in `folder`."""
 
     def __init__(self, nursery: Nursery, links: Links, folder: Path, plan: Plan) -> None:
+        _refuse(plan)
         self._nursery, self._links, self._folder, self._plan = nursery, links, folder, plan
         self._workload: Workload = workload(plan.setup.workload)
         self._servers = self._workload.servers
@@ -76,10 +83,13 @@ class RealRun:
 
     def play(self) -> Played:
         """Run it to its end, or to `LIMIT_S`."""
+        failing = [fault for fault in self._plan.faults if isinstance(fault, faults.DiskError)]
+        for each in failing:  # counted from the process's start on, as in a world
+            self._arm(each)
         for name in self._servers:
             self._start(name)
         self._wait_ready()
-        waiting = [(fault, _moment(fault)) for fault in self._plan.faults]
+        waiting = [(fault, _moment(fault)) for fault in self._plan.faults if fault not in failing]
         end = time.monotonic() + LIMIT_S
         self._start(CONTROLLER)
         while not (complete := self._complete()) and time.monotonic() < end:
@@ -96,6 +106,8 @@ class RealRun:
             time.sleep(POLL_S)
         for name in list(self._nursery.alive):
             self._nursery.kill(name)
+        done = [fault for fault in failing if self._strike_file(fault.node).with_suffix(".done").exists()]
+        self._struck.update(map(kind_of, done))
         output = self._folder / "rows.jsonl"
         data = output.read_bytes() if output.exists() else b""
         return Played(complete, output_of(data), self._struck, tuple(self._statuses), self._said())
@@ -140,7 +152,8 @@ class RealRun:
             f'name = "plan"\ncontrol_token = "only-for-a-plan"\n\n[checkpoint]\ngrace_s = {setup.grace_s}\n{servers}\n'
             f'[collect]\nenvironment = "environment"\ninput = "tasks.jsonl"\noutput = "rows.jsonl"\n'
             f'concurrency = {work.concurrency}\nmax_attempts = 1000\ncheckpoint_dir = "run"\n'
-            f"checkpoint_timeout_s = {setup.timeout_s}\nkeep_checkpoints = {setup.keep}\n{every}"
+            f"checkpoint_timeout_s = {setup.timeout_s}\nkeep_checkpoints = {setup.keep}\n"
+            f"one_sigterm_s = {setup.one_sigterm_s}\n{every}"
         )
 
     def _start(self, name: str) -> None:
@@ -224,14 +237,13 @@ class RealRun:
                 for pair in ((fault.one, fault.other), (fault.other, fault.one)):
                     if pair[1] in self._servers:
                         self._later(SILENCE_S, lambda pair=pair: self._links.cut(*pair))  # type: ignore[misc]
-            case faults.DiskError():
-                if fault.call > 1:
-                    raise NotHere(f"{fault.words()}: which call of a step it is, only the simulator knows")
-                part = PARTS[fault.step.partition(".")[0]]
-                armed = {"nth": fault.k, "errno": fault.errno, "after": fault.after, "part": part}
-                self._strike_file(fault.node).write_bytes(json.dumps(armed))
             case _:
-                raise NotHere(f"{fault.words()}: not on real processes")
+                raise AssertionError(f"{fault.words()}: it was to be refused")
+
+    def _arm(self, fault: faults.DiskError) -> None:
+        first, _, second = fault.step.partition(".")
+        which = {"nth": fault.k, "part": PARTS[first], "only": CALLS[second]}
+        self._strike_file(fault.node).write_bytes(json.dumps({**which, "errno": fault.errno, "after": fault.after}))
 
     def _nursery_signal(self, name: str, number: signal.Signals) -> None:
         if name in self._nursery.alive:
@@ -259,6 +271,35 @@ class RealRun:
         self._later(after_s, again)
 
 
+def _refuse(plan: Plan) -> None:
+    """Raises `NotHere` for whatever of the plan would not be carried out."""
+    everyone = {*workload(plan.setup.workload).servers, CONTROLLER}
+    if plan.schedule is not None or not plan.setup.journalled or plan.heal.how == "whole":
+        raise NotHere("a schedule, disks that are not journalled and a healing that restarts all are the simulator's")
+    failing: set[str] = set()
+    for fault in plan.faults:
+        why = ""
+        match fault:
+            case faults.DiskError():
+                first, _, second = fault.step.partition(".")
+                if fault.call > 1 or fault.n > 1 or first not in PARTS or second not in CALLS or fault.node in failing:
+                    why = "only one call of a file system, one for each process"
+                failing.add(fault.node)
+            case faults.Crash() if fault.silent or not everyone.issuperset({*fault.nodes} - {EVERYTHING}):
+                why = "who dies here is one of these, and is heard of"
+            case faults.Signal() if fault.group:
+                why = "only the collector gets it"
+            case faults.HalfOpen() if fault.for_s:
+                why = "the link works again once it is given up"
+            case _:
+                pass
+        if not isinstance(fault, faults.DiskError):
+            _moment(fault)
+        names = {getattr(fault, name, CONTROLLER) for name in ("node", "src", "dst", "one", "other")}
+        if why or not names <= everyone:
+            raise NotHere(f"{fault.words()}: {why or 'there is no such process'}")
+
+
 def _moment(fault: faults.Fault) -> When:
     """When it strikes. Raises `NotHere`."""
     match fault:
@@ -266,8 +307,6 @@ def _moment(fault: faults.Fault) -> When:
             when = fault.when
         case faults.Partition():
             when = At(fault.from_s)
-        case faults.DiskError():
-            when = At(0.0)
         case _:
             raise NotHere(f"{fault.words()}: not on real processes")
     if not (isinstance(when, At) or (isinstance(when, OnRow) and when.event in PRINTED)):

@@ -1,4 +1,4 @@
-"""The same plan files in the simulator and on real processes: the same rows, and the same verdict.
+"""The same plan files in the simulator and on real processes: the same faults strike, and the rows are the same.
 
 That keeps the simulator honest: what it says of a crash, a stopped process, a cut link or a full disk is what happens.
 """
@@ -12,13 +12,15 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from e2e.nursery import Nursery
 from e2e.plans import NotHere, RealRun
 from e2e.proxy import Links
 from faults import catalogue as faults
-from faults.catalogue import EVERYTHING, At, OnRow, Restart
+from faults.catalogue import EVERYTHING, At, OnPhase, OnRow, Restart
 from faults.plan import App, Plan, Setup, dump, load
+from faults.schedule import OneByOne
 from gym_ckpt.adapters.host import free_ports
 from sim.reference import reference
 from sim.report import screen
@@ -95,10 +97,31 @@ def test_a_plan_gives_the_same_rows_in_the_simulator_and_on_real_processes(
     assert set(real.struck) == set(simulated.faults) == {faults.kind_of(each) for each in PLANS[name].faults}
 
 
-def test_what_real_processes_do_not_have_is_refused(nursery: Nursery, folder: Path) -> None:
-    with Links() as links, pytest.raises(NotHere, match="not on real processes"):
-        RealRun(nursery, links, folder / "g", plan(faults.ClockDrift("agent", 0.1))).play()
-    nursery.kill(*nursery.alive)
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (plan(faults.ClockDrift("agent", 0.1)), "not on real processes"),
+        (plan(faults.Crash(("agent",), OnPhase("prepared"))), "know no such moment"),
+        (plan(faults.Crash(("agent",), At(0.1), silent=True)), "is heard of"),
+        (plan(faults.Crash(("nobody",), At(0.1))), "is heard of"),
+        (plan(faults.Signal("SIGTERM", At(0.1), group=True)), "only the collector"),
+        (plan(faults.HalfOpen("environment", "agent", At(0.1), 1.0)), "given up"),
+        (plan(faults.Partition("*", "policy", 0.1, 1.0)), "no such process"),
+        (plan(faults.Pause("policy2", At(0.1), 1.0), number=0), "no such process"),
+        (plan(faults.DiskError("agent", "EIO", 1, 2, "records.write")), "one call"),
+        (plan(faults.DiskError("agent", "EIO", 1, step="records.write", call=2)), "one call"),
+        (plan(faults.DiskError("policy", "EIO", 1, step="ledger.write")), "one call"),
+        (plan(faults.DiskError("agent", "EIO", 1, step="records.hash")), "one call"),
+        (plan(*(faults.DiskError("agent", "EIO", k, step="records.write") for k in (1, 2))), "one for each process"),
+        (replace(plan(), schedule=OneByOne()), "the simulator's"),
+        (replace(plan(), heal=Restart("whole")), "the simulator's"),
+        (replace(plan(), setup=Setup(journalled=False)), "the simulator's"),
+    ],
+)
+def test_what_real_processes_do_not_have_is_refused(asked: Plan, why: str, nursery: Nursery, folder: Path) -> None:
+    with Links() as links, pytest.raises(NotHere, match=why):
+        RealRun(nursery, links, folder / "g", asked)
+    assert not nursery.alive, "before any process starts"
 
 
 @pytest.mark.parametrize("unix", [False, True])
