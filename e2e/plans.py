@@ -274,8 +274,8 @@ class RealRun:
 def _refuse(plan: Plan) -> None:
     """Raises `NotHere` for whatever of the plan would not be carried out."""
     everyone = {*workload(plan.setup.workload).servers, CONTROLLER}
-    if plan.schedule is not None or not plan.setup.journalled or plan.heal.how == "whole":
-        raise NotHere("a schedule, disks that are not journalled and a healing that restarts all are the simulator's")
+    if plan.schedule is not None or not (plan.setup.journalled and plan.setup.links) or plan.heal.how == "whole":
+        raise NotHere("a schedule, other disks and a healing that restarts all are the simulator's")
     failing: set[str] = set()
     for fault in plan.faults:
         why = ""

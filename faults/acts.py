@@ -180,7 +180,7 @@ def _crash_at_message(by: Injector, fault: faults.CrashAtMessage) -> None:
 
 
 def _jump(by: Injector, fault: faults.ClockJump) -> None:
-    by.world.host(fault.node).jump(fault.seconds)
+    by.world.clock_of(fault.node).jump(fault.seconds)
     by.count(fault, fault.node)
 
 

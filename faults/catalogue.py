@@ -369,34 +369,34 @@ class LateTimers(Data, frozen=True, tag="late_timers", tag_field="fault"):
 
 
 class ClockOffset(Data, frozen=True, tag="clock_offset", tag_field="fault"):
-    """A host's wall clock is off from the beginning."""
+    """The wall clock of a node's host is off from the beginning."""
 
     node: str
     seconds: float
 
     def words(self) -> str:
-        return f"the wall clock of {self.node} is {self.seconds:+g} s off"
+        return f"the wall clock of {self.node}'s host is {self.seconds:+g} s off"
 
 
 class ClockDrift(Data, frozen=True, tag="clock_drift", tag_field="fault"):
-    """A host's wall clock gains `rate` seconds per second."""
+    """The wall clock of a node's host gains `rate` seconds per second."""
 
     node: str
     rate: float
 
     def words(self) -> str:
-        return f"the wall clock of {self.node} gains {self.rate:+g} s per second"
+        return f"the wall clock of {self.node}'s host gains {self.rate:+g} s per second"
 
 
 class ClockJump(Data, frozen=True, tag="clock_jump", tag_field="fault"):
-    """A host's wall clock is set."""
+    """The wall clock of a node's host is set."""
 
     node: str
     seconds: float
     when: When
 
     def words(self) -> str:
-        return f"the wall clock of {self.node} jumps by {self.seconds:+g} s {self.when.words()}"
+        return f"the wall clock of {self.node}'s host jumps by {self.seconds:+g} s {self.when.words()}"
 
 
 # ------------------------------------------------------------------------------------------------- disk

@@ -34,6 +34,8 @@ ANYWHERE = 0.1
 """Share of the seeds in which somebody does something to the controller, whatever else strikes."""
 UNGATED = 0.04
 """Share of the seeds in which somebody starts an agent that is to call a worker past the gate."""
+WITHOUT_LINKS = 0.1
+"""Share of the seeds whose file system has no hard links."""
 FAILING = 0.1
 """Share of the seeds in which code raises an error at a named point, whatever else strikes."""
 POINTS = (
@@ -151,6 +153,8 @@ def _drawn(seed: int, profile: str) -> tuple[Plan, int]:
     situation = situation_of(seed) if len(wanted.areas) == len(AREAS) else None
     of_situation = stream(seed, "situation", profile)
     setup = placed(_setup(chance), situation, of_situation)
+    if stream(seed, "links", profile).random() < WITHOUT_LINKS:  # drawn apart, so that it changes no other draw
+        setup = msgspec.structs.replace(setup, links=False)
     drawing = _Drawing(chance, chaos_s, setup)
     if profile == "endurance":
         return within_budget(endurance(chance, chaos_s, setup, lambda: drawing.restart(healing=False))), 0

@@ -160,13 +160,13 @@ class Injector:
                 if self._jitter is None or self._jitter.max_s < fault.max_s:
                     self._jitter = fault
             case faults.ClockOffset():
-                self.world.host(fault.node).jump(fault.seconds)
-                self.world.host(fault.node).when_asked(
+                self.world.clock_of(fault.node).jump(fault.seconds)
+                self.world.clock_of(fault.node).when_asked(
                     partial(self.unless_healed, partial(self.count, fault, fault.node))
                 )
             case faults.ClockDrift():
-                self.world.host(fault.node).drift(fault.rate)
-                self.world.host(fault.node).when_asked(
+                self.world.clock_of(fault.node).drift(fault.rate)
+                self.world.clock_of(fault.node).when_asked(
                     partial(self.unless_healed, partial(self.count, fault, fault.node))
                 )
             case faults.SlowWorker() | faults.StuckWorker():

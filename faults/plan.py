@@ -42,15 +42,18 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     keep: int = 2
     grace_s: float = 15.0
     journalled: bool = True
+    links: bool = True
+    """False: a file system without hard links, as some network ones are."""
     one_sigterm_s: float = 0.0
     apps: tuple[App, ...] = ()
 
     def words(self) -> str:
         timer = "no timer" if self.every_s is None else f"a checkpoint every {self.every_s:g} s"
         disks = "journalled" if self.journalled else "unordered"
+        links = "" if self.links else ", no hard links"
         return (
             f"workload {self.workload}, {timer} within {self.timeout_s:g} s (grace {self.grace_s:g} s), "
-            f"{self.keep} kept, {disks} directories{''.join(f', {app.words()}' for app in self.apps)}"
+            f"{self.keep} kept, {disks} directories{links}{''.join(f', {app.words()}' for app in self.apps)}"
         )
 
 

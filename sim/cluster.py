@@ -46,7 +46,8 @@ HOSTS = {
     "cpu": ("agent", "inventory", "verifier"),
     "gpu": ("policy", SECOND_POLICY, "worker", SECOND_WORKER),
 }
-"""What runs where."""
+"""What runs where; the nodes of a host share its clock."""
+HOST_OF = {name: host for host, names in HOSTS.items() for name in names}
 RUN_DIR, INPUT, OUTPUT, LEDGER = "/run", "/data/tasks.jsonl", "/data/rows.jsonl", "/ledger"
 FOREIGN = tuple(f"{RUN_DIR}/{name}" for name in ("notes.txt", "notes.tmp", "LATEST.bak", "records-0.jsonl"))
 """Files of somebody else in the run's directory; some look like the run's own."""
@@ -130,8 +131,8 @@ class Cluster:
         for app in options.apps:
             factory_of(app.factory)  # its imports happen once, and not under a guard
         for name in self.servers:
-            world.add_node(name, self._server(name))
-        world.add_node(CONTROLLER, self._controller)
+            world.add_node(name, self._server(name), host=HOST_OF[name])
+        world.add_node(CONTROLLER, self._controller, host=HOST_OF[CONTROLLER])
         self._lay_out()
 
     def _lay_out(self) -> None:

@@ -132,6 +132,7 @@ class _Run:
             keep_all_rows=keep_all_rows,
             tail=TAIL,
             journalled=setup.journalled,
+            links=setup.links,
         )
         options = Options(
             every_s=setup.every_s,

@@ -77,6 +77,7 @@ class World:
         keep_all_rows: bool = False,
         tail: int = 200,
         journalled: bool = True,
+        links: bool = True,
     ) -> None:
         self.seed = seed
         self.fates: Fates = CalmFates() if fates is None else fates
@@ -86,6 +87,7 @@ class World:
         self.freezer = Freezer(self.clock)
         self.trace = Trace(tail=tail, keep_all=keep_all_rows)
         self.disk = SimFileSystem(stream(seed, "disk"), journalled=journalled)
+        self.disk.links = links
         self.network = Network(self.clock, self.fates, self.emit, self._handler_failed)
         self.nodes: dict[str, Node] = {}
         self.hosts: dict[str, HostClock] = {}
@@ -119,6 +121,10 @@ class World:
         if start:
             node.start()
         return node
+
+    def clock_of(self, name: str) -> HostClock:
+        """The clock of the host on which this node runs, also where there is no such node."""
+        return self.nodes[name].clock if name in self.nodes else self.host(name)
 
     def host(self, name: str) -> HostClock:
         """The clock of a host."""

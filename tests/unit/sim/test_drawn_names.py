@@ -13,7 +13,7 @@ SOURCES = Path(__file__).parents[3] / "gym_ckpt"
 OPERATIONS = ("prepare", "renew", "commit", "restore", "resume", "retire", "forget")
 """Of a coordination, each with a point before and one after its call."""
 WITHOUT_HARD_LINKS = {"manifest.lock", "manifest.look", "manifest.rename"}
-"""Steps on a file system that simulated disks are not."""
+"""Steps on a file system that one seed in ten has: a fault at them would be void in the others."""
 STEP = re.compile(r"[a-z]+\.[a-z_]+")
 
 
