@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gym_ckpt.invariants import INVARIANTS
@@ -43,3 +45,18 @@ def test_a_row_that_loses_its_check_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_row_that_gains_a_check_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariants, "checks", lambda: {70: ["cuts.Times"]})
     assert any(line.startswith("INV-70 is checked") for line in invariants.wrong())
+
+
+def test_a_comment_and_a_test_that_names_numbers_as_examples_are_no_tests_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(invariants, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_one.py").write_text('"""INV-3."""\n# INV-4\nassert found == {"INV-5"}\n')
+    (tmp_path / "tests" / "test_summary.py").write_text('"""INV-6."""\n')
+    assert invariants.tests() == {3: ["tests/test_one.py"], 5: ["tests/test_one.py"]}
+
+
+def test_those_that_are_about_no_number_are_there() -> None:
+    there = {path.name for folder in invariants.TESTS for path in (invariants.ROOT / folder).rglob("test_*.py")}
+    assert there >= invariants.NOT_ABOUT
