@@ -209,5 +209,7 @@ def memory() -> int:
 
 
 def cores() -> int:
-    """How many processes this machine runs at once."""
+    """How many processes this one may run at once: a batch system may give it a part of the machine only."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

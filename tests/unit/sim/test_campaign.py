@@ -164,6 +164,13 @@ def test_a_run_without_end_is_killed_and_is_a_failure(
     assert summary.figures.failed[0].violation.invariant == "RUN-hung" and summary.figures.seeds == 9
 
 
+def test_a_campaign_takes_the_cores_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
+    assert crew.cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert crew.cores() == (os.cpu_count() or 1)
+
+
 def test_a_worker_that_has_held_too_much_memory_is_replaced(
     quick: Callable[[Fake], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
