@@ -51,9 +51,10 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         timer = "no timer" if self.every_s is None else f"a checkpoint every {self.every_s:g} s"
         disks = "journalled" if self.journalled else "unordered"
         links = "" if self.links else ", no hard links"
+        sigterm = f", SIGTERMs within {self.one_sigterm_s:g} s are one" if self.one_sigterm_s else ""
         return (
             f"workload {self.workload}, {timer} within {self.timeout_s:g} s (grace {self.grace_s:g} s), "
-            f"{self.keep} kept, {disks} directories{links}{''.join(f', {app.words()}' for app in self.apps)}"
+            f"{self.keep} kept, {disks} directories{links}{sigterm}{''.join(f', {app.words()}' for app in self.apps)}"
         )
 
 

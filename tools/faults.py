@@ -33,7 +33,7 @@ SPEC: dict[str, tuple[tuple[str, str], ...]] = {
         ("crash at the k-th send, arrival, reply, answer", "crash_at_message"),
         ("crash at a named step", "crash_at_probe"),
         ("an error at a named step", "fail_at_probe"),
-        ("restart at once, late, never", "crash"),
+        ("restart at once, late, at the healing", "crash"),
         ("process paused (SIGSTOP) and resumed", "pause"),
         ("slow node", "slow, delay_at_probe"),
     ),

@@ -30,6 +30,11 @@ def test_a_file_system_without_hard_links_publishes_manifests_under_a_lock() -> 
     assert steps["manifest.lock"] == steps["manifest.rename"] > 0
 
 
+def test_words_say_how_many_signals_are_one() -> None:
+    assert "SIGTERMs within 0.1 s are one" in Setup(one_sigterm_s=0.1).words()
+    assert "SIGTERM" not in Setup().words()
+
+
 def test_some_seeds_have_no_hard_links_and_most_have() -> None:
     without = sum(not draw(seed, "default").setup.links for seed in range(300))
     assert 10 < without < 60
