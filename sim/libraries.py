@@ -1,7 +1,7 @@
 """What the libraries of an author's application meet in a world: httpx over the simulated network, and no way past it.
 
 `in_world` puts it in force for a run. Every `httpx.AsyncClient` in a node, whoever made it, then talks over the links
-of that node; its time is virtual, its cookies' time that of the node's host. Threads, processes and connections of the
+of that node; its time is virtual, its cookies' time that of the node's host. Threads and connections of the
 machine raise `StrayUse`, as a clock or chance would (`sim.guard`); what goes through `anyio.to_thread`, as Starlette's
 synchronous endpoints do, runs inline.
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import http.cookiejar
 import socket
-import subprocess
 import threading
 import time
 import warnings
@@ -37,7 +36,6 @@ HOPS: Final = frozenset({"connection", "content-length", "host", "transfer-encod
 _FORBIDDEN: Final[tuple[tuple[type, tuple[str, ...], str], ...]] = (
     (httpx.HTTPTransport, ("handle_request",), "httpx.AsyncClient"),
     (socket.socket, ("bind", "connect", "connect_ex"), "httpx.AsyncClient"),
-    (subprocess.Popen, ("__init__",), "what a node can reach by httpx"),
     (threading.Thread, ("start",), "a task of Serving.tasks, or anyio.to_thread, which runs inline"),
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
+import io
 import logging
 import os
 import random
@@ -107,7 +109,7 @@ def test_moved_private_names_are_noticed(name: str, monkeypatch: pytest.MonkeyPa
 def test_everything_is_restored_afterwards() -> None:
     before = (
         _run._r, _run._ALLOW_DETERMINISTIC_SCHEDULING, gc.isenabled(), time.time, time.monotonic, random.random,
-        uuid.uuid4, os.urandom, trio.to_thread.run_sync,
+        uuid.uuid4, os.urandom, trio.to_thread.run_sync, random.Random.seed, open, io.open, subprocess.Popen.__init__,
     )  # fmt: skip
 
     async def fail() -> None:
@@ -118,7 +120,7 @@ def test_everything_is_restored_afterwards() -> None:
         run_deterministic(fail, 0, VirtualClock())
     after = (
         _run._r, _run._ALLOW_DETERMINISTIC_SCHEDULING, gc.isenabled(), time.time, time.monotonic, random.random,
-        uuid.uuid4, os.urandom, trio.to_thread.run_sync,
+        uuid.uuid4, os.urandom, trio.to_thread.run_sync, random.Random.seed, open, io.open, subprocess.Popen.__init__,
     )  # fmt: skip
     assert before == after
 
@@ -127,7 +129,10 @@ def test_everything_is_restored_afterwards() -> None:
     "use",
     [
         lambda: time.time(), lambda: time.monotonic(), lambda: time.sleep(0), lambda: random.random(),
-        lambda: random.choice([1]), lambda: uuid.uuid4(), lambda: os.urandom(1),
+        lambda: random.choice([1]), lambda: uuid.uuid4(), lambda: os.urandom(1), lambda: time.process_time(),
+        lambda: random.Random(), lambda: random.Random(None), lambda: subprocess.run(["true"]),
+        lambda: os.system("true"), lambda: Path("/dev/null").write_text("x"),
+        lambda: Path("/dev/null").open("r+").close(), lambda: builtins.open("/dev/null", "w").close(),
     ],
 )  # fmt: skip
 def test_real_clocks_and_chance_are_refused(use: Callable[[], object]) -> None:
@@ -140,6 +145,16 @@ def test_real_clocks_and_chance_are_refused(use: Callable[[], object]) -> None:
 
     failures = run_world(0, script).errors
     assert [type(failure.error) for failure in failures] == [StrayUse]
+
+
+def test_seeded_chance_and_files_that_are_read_are_not_refused() -> None:
+    async def main() -> tuple[float, str]:
+        return random.Random(7).random(), readme()
+
+    def readme() -> str:
+        return Path(__file__).read_text(encoding="utf-8")
+
+    assert run_deterministic(main, 0, VirtualClock()) == (random.Random(7).random(), readme())
 
 
 def test_logging_and_threads_work_inside(caplog: pytest.LogCaptureFixture) -> None:
