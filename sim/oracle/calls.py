@@ -14,7 +14,7 @@ from gym_ckpt.wire.messages import ROLLOUT_PREFIX
 from sim.network import Network
 from sim.oracle.contents import model_calls, number_of
 from sim.oracle.files import Archive
-from sim.oracle.findings import Check, Findings, Handler, caller, episodes
+from sim.oracle.findings import Check, Findings, Handler, caller, episodes, key_of
 from sim.oracle.known import Known
 from sim.trace import Row
 
@@ -79,9 +79,8 @@ class Boundary(Check):
         self._lost.update(call for _, call, server in under_way if server == row.node)
 
     def _request(self, row: Row) -> None:
-        path = row.fields["path"]
-        if row.node in self._agents and "call" in row.fields and path.startswith(ROLLOUT_PREFIX):
-            key = path[len(ROLLOUT_PREFIX) :].partition("/")[0]
+        key = key_of(row.fields["path"])
+        if key and row.node in self._agents and "call" in row.fields:
             self._of[row.fields["x"]] = row.node, key
             self._calls.setdefault(row.node, {})[key] = row.fields["x"], row.fields["call"], row.fields["dst"]
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gym_ckpt.types import EpisodeId
-from gym_ckpt.wire.messages import ROLLOUT_PREFIX
-from sim.oracle.findings import Check, Findings, Handler, episode, episodes
+from sim.oracle.findings import Check, Findings, Handler, episode, episodes, key_of
 from sim.oracle.known import Known
 from sim.trace import Row
 
@@ -95,7 +94,7 @@ class Dispatching(Check):
 
     def _request(self, row: Row) -> None:
         if row.node == self._controller and row.fields["path"].endswith("/run"):
-            self._asked[row.fields["x"]] = row.fields["path"].removeprefix(ROLLOUT_PREFIX).partition("/")[0]
+            self._asked[row.fields["x"]] = key_of(row.fields["path"])
 
     def _answer(self, row: Row) -> None:
         key = self._asked.pop(row.fields["x"], None)

@@ -89,12 +89,18 @@ def episodes(keys: list[str]) -> list[EpisodeId]:
     return [episode(key) for key in keys]
 
 
+def key_of(path: str) -> str:
+    """The capture key that a call's path names, well-formed or not; empty of one that is untagged."""
+    if not path.startswith(ROLLOUT_PREFIX):
+        return ""
+    key, slash, _ = path[len(ROLLOUT_PREFIX) :].partition("/")
+    return key if slash else ""
+
+
 def caller(path: str) -> EpisodeId | None:
     """The episode that a call's path names; None of one that is untagged or malformed."""
-    if not path.startswith(ROLLOUT_PREFIX):
-        return None
-    key, slash, _ = path[len(ROLLOUT_PREFIX) :].partition("/")
+    key = key_of(path)
     try:
-        return episode(key) if slash else None
+        return episode(key) if key else None
     except InvalidRolloutId:
         return None

@@ -11,10 +11,9 @@ from typing import Any
 
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import ROLLOUT_PREFIX
 from sim.disk import SimFileSystem
 from sim.oracle.files import Archive
-from sim.oracle.findings import Check, Findings, Handler, episode, episodes
+from sim.oracle.findings import Check, Findings, Handler, episode, episodes, key_of
 from sim.oracle.gate import GENERATES
 from sim.trace import Row
 
@@ -101,8 +100,8 @@ class Writing(Check):
 
     def _request(self, row: Row) -> None:
         path = row.fields["path"]
-        if "call" in row.fields and path.startswith(ROLLOUT_PREFIX) and path.endswith(GENERATES):
-            self._calls[row.fields["x"]] = path[len(ROLLOUT_PREFIX) :].partition("/")[0], row.fields["call"]
+        if "call" in row.fields and path.endswith(GENERATES) and (key := key_of(path)):
+            self._calls[row.fields["x"]] = key, row.fields["call"]
 
     def _head(self, row: Row) -> None:
         key, call = self._calls.pop(row.fields["x"], ("", ""))

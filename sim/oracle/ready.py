@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gym_ckpt.types import Kind
-from sim.oracle.findings import Check, Findings, Handler, episode
+from sim.oracle.findings import Check, Findings, Handler, episode, key_of
 from sim.trace import Row
 
 READY_S = 0.4
@@ -69,7 +69,7 @@ class Readiness(Check):
 
     def _request(self, row: Row) -> None:
         if row.fields["path"].endswith("/v1/claim"):
-            self._gate(row.fields["dst"]).claims[row.fields["x"]] = row.fields["path"].split("/")[2]
+            self._gate(row.fields["dst"]).claims[row.fields["x"]] = key_of(row.fields["path"])
             self._claims[row.fields["x"]] = row.fields["dst"]
 
     def _claimed(self, row: Row) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from gym_ckpt.invariants import one_row_each, rows_equal
 from gym_ckpt.types import Kind
 from gym_ckpt.wire.messages import ROLLOUT_PREFIX
-from sim.oracle.findings import Check, Findings, Handler, episode
+from sim.oracle.findings import Check, Findings, Handler, episode, key_of
 from sim.reference import Output, Reference
 from sim.trace import Row
 
@@ -47,8 +47,10 @@ class Effects(Check):
         self._broken.pop(row.node, None)
 
     def _request(self, row: Row) -> None:
-        key, _, route = row.fields["path"].removeprefix(ROLLOUT_PREFIX).partition("/")
-        if "/" not in route and route not in NO_TOOLS and row.fields["path"].startswith(ROLLOUT_PREFIX):
+        path = row.fields["path"]
+        key = key_of(path)
+        route = path.removeprefix(f"{ROLLOUT_PREFIX}{key}/")
+        if key and "/" not in route and route not in NO_TOOLS:
             self._calls[row.fields["x"]] = key
 
     def _raised(self, row: Row) -> None:

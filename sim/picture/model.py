@@ -7,7 +7,6 @@ Must not know how anything is drawn.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ from typing import Literal
 from faults.catalogue import OF_EXCHANGES, Fault
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.types import EpisodeId
+from sim.oracle.findings import key_of
 from sim.run import Verdict
 from sim.trace import Row
 
 LANES = ("controller", "environment", "agent", "inventory", "verifier", "policy", "policy2", "worker", "worker2")
 """From top to bottom, as work goes through them; nodes that have other names follow in the order of their first row."""
-_KEY = re.compile(r"/ng-rollout/([^/]+)/")
 _OPEN = -1
 
 MessageKind = Literal["control", "rollout", "episode", "tool", "model", "copy"]
@@ -245,8 +244,7 @@ def _of_call(call: str | None) -> str | None:
 
 
 def _rollout_of_path(path: str) -> str:
-    found = _KEY.search(path)
-    return rollout_of(found.group(1)) if found else ""
+    return rollout_of(key_of(path))
 
 
 def _rollouts(row: Row, messages: Mapping[int, Message]) -> tuple[str, ...]:
