@@ -31,9 +31,9 @@ from faults.catalogue import EVERYTHING, At, OnRow, Restart, When, kind_of
 from faults.plan import Plan
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.wire import json
-from sim.cluster import CONTROLLER, HOSTS
+from sim.cluster import HOSTS
 from sim.reference import Output, output_of
-from sim.workload import STEP_TOKENS, Workload, workload
+from sim.workload import CONTROLLER, STEP_TOKENS, Workload, workload
 
 LIMIT_S = 60.0
 POLL_S = 0.01

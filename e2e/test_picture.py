@@ -15,11 +15,10 @@ import pytest
 
 from e2e.browser import HOW_TO_GET_IT, Browser, find
 from gym_ckpt.types import EpisodeId
-from sim.cluster import CONTROLLER
 from sim.picture import html
 from sim.run import Verdict, run_seed
 from sim.trace import Row
-from sim.workload import SECOND_POLICY, SECOND_WORKER, SERVERS
+from sim.workload import CONTROLLER, SECOND_POLICY, SECOND_WORKER, SERVERS
 
 pytestmark = pytest.mark.e2e
 

@@ -26,9 +26,7 @@ from faults.schedule import draw_schedule
 from faults.situations import BESIDE, placed, situation_of
 from gym_ckpt.errors import ConfigError
 from sim.streams import stream
-from sim.workload import WORKLOADS, workload
-
-CONTROLLER = "controller"
+from sim.workload import CONTROLLER, WORKLOADS, workload
 
 ANYWHERE = 0.1
 """Share of the seeds in which somebody does something to the controller, whatever else strikes."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, get_args
 
 from faults import catalogue as faults
 from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart, When
+from sim.workload import CONTROLLER
 
 if TYPE_CHECKING:
     from faults.draw import _Drawing as Drawing
 
-CONTROLLER = "controller"
 Maker = Callable[["Drawing"], Fault | tuple[Fault, ...]]
 Kind = tuple[str, str, Maker, float]
 ROUTES = (

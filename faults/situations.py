@@ -21,7 +21,7 @@ from faults import catalogue as faults
 from faults.catalogue import EVERYTHING, At, Fault, OnPhase, OnRow, Restart
 from faults.draw_others import full
 from faults.plan import Setup
-from sim.workload import WORKLOADS, workload
+from sim.workload import CONTROLLER, WORKLOADS, workload
 
 if TYPE_CHECKING:
     from faults.draw import _Drawing as Drawing
@@ -36,7 +36,6 @@ RESTARTING = tuple(number for number in ALL if workload(number).restarts)
 PASSED_ON = tuple(number for number in ALL if workload(number).stream and not workload(number).captured)
 """Streams that reach the agent while they are made."""
 OFTEN: Mapping[str, float | None] = {"every_s": 1.3}
-CONTROLLER = "controller"
 QUEUED = tuple(number for number in ALL if workload(number).concurrency < len(workload(number).tasks))
 """In which rows wait for others to end."""
 TOOLS = ("add_item", "count_items", "take_item")

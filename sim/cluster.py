@@ -36,11 +36,10 @@ from gym_ckpt.settings import (
 from gym_ckpt.wire.messages import CALL_ID, Status
 from sim import gyms
 from sim.node import Main
-from sim.workload import SECOND_POLICY, SECOND_WORKER, STEP_TOKENS, Workload
+from sim.workload import CONTROLLER, SECOND_POLICY, SECOND_WORKER, STEP_TOKENS, Workload
 from sim.world import World
 
 TOKEN = "simulated"
-CONTROLLER = "controller"
 HOSTS = {
     "head": ("controller", "environment"),
     "cpu": ("agent", "inventory", "verifier"),

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from sim.cluster import CONTROLLER, Cluster
+from sim.cluster import Cluster
 from sim.trace import Row
+from sim.workload import CONTROLLER
 from sim.world import World
 
 ALONE_S = 0.25

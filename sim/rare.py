@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from sim.cluster import CONTROLLER
 from sim.trace import Row, Trace
+from sim.workload import CONTROLLER
 
 RARE: Mapping[str, str] = {
     "published-while-held": "a checkpoint is published while a finished answer is held at the gate",

@@ -14,8 +14,8 @@ from faults.endurance import HEAVY_WORKLOADS
 from faults.plan import App
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
-from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
-from sim.workload import WORKLOADS, Workload, workload
+from sim.cluster import OUTPUT, Cluster, Options, until
+from sim.workload import CONTROLLER, WORKLOADS, Workload, workload
 from sim.world import World
 
 UNDISTURBED_S = 600.0

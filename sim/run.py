@@ -25,7 +25,7 @@ from faults.draw import draw
 from faults.inject import Injector
 from faults.plan import Plan
 from gym_ckpt.ports import Ports
-from sim.cluster import CONTROLLER, Cluster, Options, until
+from sim.cluster import Cluster, Options, until
 from sim.determinism import park
 from sim.fates import InjectedFailure
 from sim.gyms import Misbehaved
@@ -36,7 +36,7 @@ from sim.reference import Reference, reference
 from sim.schedules import policy_of
 from sim.streams import stream
 from sim.trace import Row
-from sim.workload import workload
+from sim.workload import CONTROLLER, workload
 from sim.world import Failure, World
 
 LIVENESS_S = 900.0

@@ -21,6 +21,8 @@ TOKENS_PER_S = 130.0
 token is written, hashed and read a dozen times. The longest (120 of text, some 40 of a tool call) must end within the
 shortest time that `faults.draw` gives a checkpoint: a stream that has begun cannot be cut, and would block each one."""
 STEP_TOKENS = 45
+CONTROLLER = "controller"
+"""The node that collects."""
 SERVERS = ("environment", "agent", "inventory", "verifier", "policy", "worker")
 SECOND_POLICY = "policy2"
 """Where tokens are captured: another policy-model server, which shares the ledger."""

@@ -21,7 +21,7 @@ from collections import Counter
 
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import AgentSettings, ModelSettings, ResourcesSettings
-from sim.cluster import CONTROLLER, FOREIGN, LEDGER, OUTPUT, RUN_DIR, Cluster
+from sim.cluster import FOREIGN, LEDGER, OUTPUT, RUN_DIR, Cluster
 from sim.oracle.calls import Boundary, Starts, Strangers, Waiting
 from sim.oracle.charged import Charged
 from sim.oracle.collector import Asked, Dispatching, Stops
@@ -46,6 +46,7 @@ from sim.oracle.retire import Forgetting, Retired, Retiring
 from sim.oracle.rows import Effects, judge_rows
 from sim.reference import Reference, output_of
 from sim.trace import Row
+from sim.workload import CONTROLLER
 from sim.world import World
 
 __all__ = ["Oracle", "Violation"]

@@ -24,13 +24,13 @@ from faults.plan import Plan, Setup
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import OVER_DISCOVERY_S
 from gym_ckpt.ports import Ports
-from sim.cluster import CONTROLLER, Cluster, Options, until
+from sim.cluster import Cluster, Options, until
 from sim.oracle import Oracle
 from sim.reference import played, reference
 from sim.report import screen
 from sim.run import Verdict, run_seed
 from sim.trace import Row
-from sim.workload import workload
+from sim.workload import CONTROLLER, workload
 from sim.world import World
 
 EVERYTHING = ("*",)

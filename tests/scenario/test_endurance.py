@@ -11,10 +11,10 @@ from faults.inject import Injector
 from faults.plan import Plan, Setup
 from gym_ckpt.settings import EnvironmentSettings
 from gym_ckpt.wire import json
-from sim.cluster import CONTROLLER, OUTPUT, Cluster, Options, until
+from sim.cluster import OUTPUT, Cluster, Options, until
 from sim.report import screen
 from sim.run import run_seed
-from sim.workload import workload
+from sim.workload import CONTROLLER, workload
 from sim.world import World
 
 

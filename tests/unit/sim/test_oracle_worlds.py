@@ -12,11 +12,11 @@ from gym_ckpt.participants import resources
 from gym_ckpt.ports import Ports
 from gym_ckpt.storage import layout
 from gym_ckpt.wire.messages import Status
-from sim.cluster import CONTROLLER, RUN_DIR, Cluster, Options, until
+from sim.cluster import RUN_DIR, Cluster, Options, until
 from sim.determinism import park
 from sim.oracle import Oracle
 from sim.reference import reference
-from sim.workload import SERVERS, workload
+from sim.workload import CONTROLLER, SERVERS, workload
 from sim.world import World
 
 WORKLOAD = 3
