@@ -22,7 +22,8 @@ from typing import Any
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.core.fingerprints import EMPTY
 from gym_ckpt.core.lineage import Context, Generated, LedgerRow, row_of, stage
-from gym_ckpt.ports import File, Job
+from gym_ckpt.ports import File
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.ledger import Exported, begin_restore, continue_restore, open_ledger
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire.digests import staging_digest
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(root: str, episodes: int, rows: int, foreign: int, runs: int) -> dict[str, Any]:
     ledger = os.path.join(root, "ledger")
-    exhaust(open_ledger(ledger), PosixFileSystem())
+    finish(PosixFileSystem(), open_ledger(ledger))
     for number in range(foreign):
         os.close(os.open(f"{ledger}/foreign-{number}.lineage.jsonl", os.O_CREAT | os.O_WRONLY, 0o666))
     records = [Exported(episode, ledger_of(episode, rows)) for episode in made_episodes(episodes)]
@@ -173,8 +174,8 @@ def one_file_each(root: str, records: list[Exported]) -> float:
 
 
 def restore(ledger: str, records: list[Exported], files: PosixFileSystem) -> None:
-    work = exhaust(begin_restore(ledger, [record.episode for record in records], records), files)
-    exhaust(continue_restore(work), files)
+    work = finish(files, begin_restore(ledger, [record.episode for record in records], records))
+    finish(files, continue_restore(work))
     assert not work.episodes
 
 
@@ -188,15 +189,6 @@ def check(ledger: str, records: list[Exported]) -> None:
         assert f"{target.next().key}.lineage.jsonl" not in names
     with open(f"{ledger}/{records[-1].episode.next().key}.lineage.jsonl", "rb") as file:
         assert file.read() == b"".join(lines(records[-1]))
-
-
-def exhaust(job: Job[Any], files: PosixFileSystem) -> Any:
-    steps = job(files)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
 
 
 def show(result: dict[str, Any], episodes: int, foreign: int) -> None:

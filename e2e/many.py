@@ -14,6 +14,7 @@ from gym_ckpt.cli.config import load
 from gym_ckpt.cli.demo_gym import COLLECTOR, SERVERS, DemoGym
 from gym_ckpt.gyms.inventory import ITEMS
 from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.pointer import read_pointer
 from gym_ckpt.storage.verify import verify_checkpoint
 from gym_ckpt.wire import json
@@ -137,12 +138,8 @@ class Many:
         fs = PosixFileSystem()
         pointer = read_pointer(fs, str(self.gym.run_dir))
         assert pointer is not None, "there is one in force"
-        job = verify_checkpoint(layout.checkpoint_dir(str(self.gym.run_dir), pointer.checkpoint_id))(fs)
-        try:
-            while True:
-                next(job)
-        except StopIteration as end:
-            assert end.value.sound, end.value.problems
+        report = finish(fs, verify_checkpoint(layout.checkpoint_dir(str(self.gym.run_dir), pointer.checkpoint_id)))
+        assert report.sound, report.problems
 
     def kill_all(self) -> None:
         self.nursery.kill(*self.nursery.alive)

@@ -21,6 +21,7 @@ from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import AgentSettings
 from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.publication import published
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CALL_ID
@@ -28,7 +29,7 @@ from sim.cluster import HOSTS, OUTPUT, RUN_DIR, TOKEN, Options, settings_of
 from sim.epoch import Epoch
 from sim.fates import TurnedAway
 from sim.network import NodeClient
-from sim.oracle.files import Picture, incomplete, read
+from sim.oracle.files import Picture, incomplete
 from sim.workload import workload
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def _late(by: Injector, fault: faults.LateTimers) -> None:
 def _flip(by: Injector, fault: faults.BitFlip) -> None:
     disk = by.world.disk
     tree = disk.tree(RUN_DIR)
-    names = read(Picture(tree), published(RUN_DIR)).checkpoint_ids
+    names = finish(Picture(tree), published(RUN_DIR)).checkpoint_ids
     kept = names[: by.plan.setup.keep]  # a publication is followed by the end of those beyond
     whole = [each for each in kept if incomplete(tree, RUN_DIR, each) is None]
     if len(whole) < 2:

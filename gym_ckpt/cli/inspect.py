@@ -11,23 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import msgspec
 
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.signals import collector_of
 from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, InvalidRolloutId, ProtocolError
-from gym_ckpt.ports import FileSystem, Job
+from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout, manifest, verify_checkpoint
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.ledger import Exported
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, read_or_rebuilt
 from gym_ckpt.storage.records import verified_records
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
-
-T = TypeVar("T")
 
 
 class NoSuchEpisode(GymCkptError):
@@ -98,16 +97,6 @@ def inspect_directory(directory: str, *, verify: bool, episode: str | None, as_j
 
 def _json(value: Any) -> str:
     return json.dumps(msgspec.to_builtins(value)).decode()
-
-
-def _finish(job: Job[T], fs: FileSystem) -> T:
-    """Run a job to its end, here and now."""
-    steps = job(fs)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast(T, end.value)
 
 
 def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
@@ -194,7 +183,7 @@ def _verified(fs: FileSystem, directory: str) -> _Found:
     def look(kind: str, instance: str, record: dict[str, Any]) -> None:
         staged[kind, instance] += len(_staged_keys(kind, record))
 
-    report = _finish(verify_checkpoint(directory, look), fs)
+    report = finish(fs, verify_checkpoint(directory, look))
     return _Found(
         [
             ParticipantView(

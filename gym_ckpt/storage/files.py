@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Generator, Iterator
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
-from gym_ckpt.ports import FileSystem
+from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.storage.layout import parent_of, temporary
 
 T = TypeVar("T")
@@ -24,6 +24,16 @@ NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno
 
 class TooLong(OSError):
     """A file is longer than anything that we would have written there."""
+
+
+def finish(fs: FileSystem, job: Job[T]) -> T:
+    """Run a job to its end, here and now: for who reads files and serves nobody. Raises what it raises."""
+    steps = job(fs)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(T, end.value)
 
 
 def make_dirs(fs: FileSystem, path: str, root: str) -> Steps[None]:

@@ -11,18 +11,18 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from gym_ckpt.errors import InvalidCheckpointState
-from gym_ckpt.ports import File, Job, Lock
+from gym_ckpt.ports import File, Lock
 from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.publication import read_collection
 from gym_ckpt.storage.verify import verify_checkpoint
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from sim.disk import SimFileSystem
 
-T = TypeVar("T")
 Tree = Mapping[str, bytes]
 
 
@@ -101,25 +101,14 @@ class Picture:
         self._refuse(path)
 
 
-def read(picture: Picture, job: Job[T]) -> T:
-    """Run a reading job on a picture. Raises what it raises."""
-    steps = job(picture)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
 def incomplete(tree: Tree, run_dir: str, checkpoint_id: str) -> str | None:
     """Why a checkpoint cannot be restored, None when every byte is right and every participant is there."""
     try:
         picture = Picture(tree)
-        collection = read(picture, read_collection(run_dir, checkpoint_id))
+        collection = finish(picture, read_collection(run_dir, checkpoint_id))
     except InvalidCheckpointState as error:
         return error.detail
-    report = read(picture, verify_checkpoint(layout.checkpoint_dir(run_dir, checkpoint_id)))
+    report = finish(picture, verify_checkpoint(layout.checkpoint_dir(run_dir, checkpoint_id)))
     if report.problems:
         return report.problems[0]
     missing = set(collection["participants"]) - {f"{each.kind}/{each.instance}" for each in report.participants}
@@ -181,4 +170,4 @@ class Archive:
         return found
 
 
-__all__ = ["Archive", "Contents", "Member", "Picture", "contents_of", "digest", "incomplete", "read"]
+__all__ = ["Archive", "Contents", "Member", "Picture", "contents_of", "digest", "incomplete"]

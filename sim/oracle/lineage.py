@@ -12,6 +12,7 @@ from typing import Any
 from gym_ckpt.core.lineage import Reason
 from gym_ckpt.core.rebuild import LineageInvalid, rebuild
 from gym_ckpt.errors import InvalidCheckpointState
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.ledger import read_lineage
 from gym_ckpt.storage.tokens import StagedDamaged, StagedMissing, get
 from gym_ckpt.types import EpisodeId
@@ -19,7 +20,7 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import StagedCall, cumulative_hash
 from gym_ckpt.words import counted
 from sim.disk import SimFileSystem
-from sim.oracle.files import Picture, read
+from sim.oracle.files import Picture
 from sim.oracle.findings import Check, Findings, Handler, episodes
 from sim.oracle.ledger import FENCE, POISON, ROWS, Shelf, Writing, named
 from sim.trace import Row
@@ -115,7 +116,7 @@ class Lineages(Check):
 
     def _output(self, picture: Picture, at: EpisodeId, calls: list[dict[str, Any]]) -> None:
         try:
-            lineage = read(picture, read_lineage(self._shelf.directory, at))
+            lineage = finish(picture, read_lineage(self._shelf.directory, at))
         except InvalidCheckpointState as error:
             self.look(4, f"the ledger of {at} is damaged: {error.detail}")
             return
@@ -126,7 +127,7 @@ class Lineages(Check):
         staged: dict[str, StagedCall] = {}
         for row in lineage.rows:
             try:
-                staged[row.staging_key] = read(picture, get(f"{self._shelf.directory}/tokens", row.staging_key))
+                staged[row.staging_key] = finish(picture, get(f"{self._shelf.directory}/tokens", row.staging_key))
             except (StagedMissing, StagedDamaged):
                 continue
         try:
