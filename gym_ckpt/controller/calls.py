@@ -6,7 +6,7 @@ as far as it is known, and as a budget beside it: skew can only shorten them (IN
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -74,6 +74,24 @@ class ControlCalls:
             return Member(name, url, Kind(status.kind), status.server_time - middle)
 
         return await self._repeated(name, "status", once, until)
+
+    async def anybody(self, servers: Iterable[tuple[str, str]], until: float) -> bool:
+        """Whether one of these servers (name, url) can be asked in time; the others are not waited for."""
+        found = False
+
+        async def one(server: tuple[str, str]) -> None:
+            nonlocal found
+            try:
+                await self.member(server, until)
+            except ParticipantFailed:
+                return
+            found = True
+            asking.cancel_scope.cancel()
+
+        async with Tasks() as asking:
+            for server in servers:
+                asking.start_soon(one, server)
+        return found
 
     async def status(self, name: str, url: str, until: float) -> Status | None:
         """A server's status; None when it has no checkpoint routes. Raises `ParticipantFailed`."""

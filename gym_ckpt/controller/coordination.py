@@ -101,6 +101,10 @@ class Coordination:
         self._members = members
         return members
 
+    async def anybody(self, budget_s: float) -> bool:
+        """Whether any server answers, in so many seconds."""
+        return await self._calls.anybody(self._servers.items(), anyio.current_time() + budget_s)
+
     async def statuses(self, budget_s: float = DISCOVERY_BUDGET_S) -> dict[str, Status]:
         """The status of every participant, by server name. Raises `ParticipantFailed`."""
         return await self._statuses(self._members or await self.discover(), anyio.current_time() + budget_s)

@@ -102,19 +102,14 @@ class Housekeeping:
                         await anyio.sleep(COLLECT_RETRY_FIRST_S)
 
     async def _servers_there(self) -> bool:
-        """Whether the servers of a run that was over before it began answer: it ends without them if they do not."""
-        shared, why = self._shared, "they do not answer"
+        """Whether any server of a run that was over before it began answers: if none does, it ends without them."""
+        shared = self._shared
         if shared.coordination is None:
             return False
         with shared.interrupts.bookkeeping(OVER_DISCOVERY_S):
-            try:
-                await shared.coordination.discover()
+            if await shared.coordination.anybody(OVER_DISCOVERY_S):
                 return True
-            except GymCkptError as error:
-                why = str(error)
-        shared.progress.message(
-            f"every row had ended before, so that no server is needed; those that run were not told to forget ({why})"
-        )
+        shared.progress.message("every row had ended before, and no server answers: none is needed, or told to forget")
         return False
 
     async def _forget(self, limit: int) -> None:

@@ -17,7 +17,15 @@ import anyio
 
 from gym_ckpt.adapters.posix import ThreadDisk
 from gym_ckpt.core.forgotten import Ended, Forgotten
-from gym_ckpt.errors import AlreadyServing, CoordinationError, NotReady, ParticipantFailed, PeerLost, PeerUnreachable
+from gym_ckpt.errors import (
+    AlreadyServing,
+    CoordinationError,
+    NotCheckpointable,
+    NotReady,
+    ParticipantFailed,
+    PeerLost,
+    PeerUnreachable,
+)
 from gym_ckpt.ports import Disk, FileSystem, Headers, Ports, Reply
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, read_records, write_records
 from gym_ckpt.types import EpisodeId, Kind
@@ -143,6 +151,13 @@ class FakeGym:
 
     async def discover(self, say: Callable[[str], object] | None = None) -> None:
         self._ask("discover")
+
+    async def anybody(self, budget_s: float) -> bool:
+        try:
+            self._ask("anybody")
+        except NotCheckpointable:
+            return False
+        return True
 
     @asynccontextmanager
     async def prepared(

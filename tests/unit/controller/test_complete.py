@@ -55,7 +55,7 @@ async def test_rows_that_have_ended_and_are_on_no_disk_do_not_make_a_run_complet
 def down() -> FakeGym:
     """Servers of which none is there."""
     gym = gym_of()
-    gym.faults = {what: [NotCheckpointable("no status from env")] * 1000 for what in ("discover", "forget", "retire")}
+    gym.faults = {what: [NotCheckpointable("no status from env")] * 1000 for what in ("anybody", "discover", "forget", "retire")}
     return gym
 
 
@@ -72,8 +72,8 @@ async def test_a_complete_run_needs_no_server(bench: Bench) -> None:
     assert (again.exit_code, again.message) == (0, f"all {bench.rows} rows finished") == (0, first.message)
     assert again.summary.complete and again.summary.figures == first.summary.figures
     assert lines_of(again.summary) == [f"this run: {bench.rows} ended before"]
-    assert [what for what, _ in gym.log] == ["discover"], "they are asked once, and not waited for"
-    assert "no server is needed; those that run were not told to forget (no status from env)" in text_of(bench)
+    assert [what for what, _ in gym.log] == ["anybody"], "they are asked once, and not waited for"
+    assert "no server answers: none is needed, or told to forget" in text_of(bench)
     assert bench.output.read_bytes() == rows
 
 
@@ -82,7 +82,7 @@ async def test_the_servers_of_a_complete_run_forget_it_if_they_are_there(bench: 
     gym = gym_of()
     assert (await bench.run(gym, resume_from_cache=True)).exit_code == 0
     assert sorted(gym.forgotten) == [f"row-{n}" for n in range(bench.rows)]
-    assert "no server is needed" not in text_of(bench)
+    assert "no server answers" not in text_of(bench)
 
 
 async def test_servers_that_are_silent_hold_a_complete_run_up_for_a_moment(
@@ -91,9 +91,9 @@ async def test_servers_that_are_silent_hold_a_complete_run_up_for_a_moment(
     monkeypatch.setattr("gym_ckpt.controller.housekeeping.OVER_DISCOVERY_S", 0.01)
     await bench.run(gym_of())
     gym = gym_of()
-    monkeypatch.setattr(gym, "discover", lambda say=None: anyio.sleep_forever())
+    monkeypatch.setattr(gym, "anybody", lambda budget_s: anyio.sleep_forever())
     assert (await bench.run(gym, resume_from_cache=True)).exit_code == 0
-    assert "were not told to forget (they do not answer)" in text_of(bench)
+    assert "no server answers" in text_of(bench)
 
 
 async def test_a_run_that_is_complete_but_for_one_row_waits_for_its_servers(bench: Bench) -> None:
