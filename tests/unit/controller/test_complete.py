@@ -55,7 +55,8 @@ async def test_rows_that_have_ended_and_are_on_no_disk_do_not_make_a_run_complet
 def down() -> FakeGym:
     """Servers of which none is there."""
     gym = gym_of()
-    gym.faults = {what: [NotCheckpointable("no status from env")] * 1000 for what in ("anybody", "discover", "forget", "retire")}
+    asked = ("anybody", "discover", "forget", "retire")
+    gym.faults = {what: [NotCheckpointable("no status from env")] * 1000 for what in asked}
     return gym
 
 
