@@ -27,14 +27,14 @@ def row_at_staging() -> Patches:
 
 
 def row_after_first_chunk() -> Patches:
-    old = "        await self._gate.start_captured(answer if whole else None, head.content_type)\n"
-    new = """        if not head.streamed:
-            await self._gate.work.begin()
-            self.sent = True
-            await respond(self._send, Answer(answer, head.status, head.headers, head.content_type))
+    old = "            await self._gate.start_captured(answer if whole else None, head.content_type)\n"
+    new = """            if not head.streamed:
+                await self._gate.work.begin()
+                self.sent = True
+                await respond(self._send, Answer(answer, head.status, head.headers, head.content_type))
+                await self._gate.start_captured(answer, head.content_type)
+                return
             await self._gate.start_captured(answer, head.content_type)
-            return
-        await self._gate.start_captured(answer, head.content_type)
 """
     return [(Delivery, "_gathered", mutated(Delivery._gathered, old, new))]
 

@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     keep_standard_streams()
     status = run(words, debug="--debug" in given)
-    for late in SIGNALS:  # all is said: one that comes now would only change the status
+    for late in (*SIGNALS, signal.SIGINT):  # all is said: one that comes now would only change the status
         signal.signal(late, signal.SIG_IGN)
     let_go_of_streams()
     sys.exit(status)

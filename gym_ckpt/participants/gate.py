@@ -10,17 +10,20 @@ silent connections would end a long one. Any other answer is gathered, up to a b
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 
 from gym_ckpt.core.lineage import Poison, Reason
+from gym_ckpt.errors import PeerLost
 from gym_ckpt.limits import ANSWER_MAX_BYTES, KEEP_ALIVE_S
 from gym_ckpt.participants.calls import CallBook, Entry, Row
 from gym_ckpt.participants.capture import Asking
 from gym_ckpt.ports import Headers, Ports, ReplyStream, Send
 from gym_ckpt.runtime.admission import Admission, Pass
 from gym_ckpt.runtime.asgi import Answer, respond
+from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json, sse
 from gym_ckpt.wire.sse import StartDetector
@@ -129,6 +132,7 @@ class Delivery:
         self._send = send
         self._gate = gate
         self._streaming = False
+        self._sending = anyio.Lock(fast_acquire=True)
         self.sent = False
 
     async def break_off(self, reason: str) -> None:
@@ -138,7 +142,14 @@ class Delivery:
             await self._send({"type": "http.response.body", "body": b"\n\n" + event, "more_body": False})
 
     async def run(self, upstream: ReplyStream) -> None:
-        """Pass the answer on. Raises `TransportError` when the worker is lost, and as `GatedCall.start`."""
+        """Pass the answer on.
+
+        Raises:
+            TransportError: the worker is lost, or what it said is no answer.
+            Others as `GatedCall.start`.
+        """
+        if not 200 <= upstream.status < 600:
+            raise PeerLost(f"status {upstream.status} is none")
         content_type = dict(upstream.headers).get("content-type", "application/json")
         head = Head(upstream.status, content_type, [line for line in upstream.headers if passed(line[0])])
         gate = self._gate
@@ -169,31 +180,53 @@ class Delivery:
         An answer that is no stream is gathered even where its tokens are not captured: once a part of it is out, a
         worker's loss could not be told to the caller, and the call would count as delivered.
         """
-        detector, chunks = StartDetector(), upstream.chunks()
+        chunks = upstream.chunks()
         gathered: list[bytes] = []
-        size, said = 0, anyio.current_time()
-        async for chunk in chunks:
-            keep_alive = sse.KEEP_ALIVE if anyio.current_time() - said >= KEEP_ALIVE_S else b""
-            if head.streamed and not detector.starts(chunk):
-                keep_alive = chunk
-            else:
-                gathered.append(chunk)
-                size += len(chunk)
-                if size > ANSWER_MAX_BYTES:
-                    break
-            if head.streamed and keep_alive:
-                await self._part(head, keep_alive)
-                said = anyio.current_time()
-        whole, answer = size <= ANSWER_MAX_BYTES, b"".join(gathered)
-        if not captured:
-            await self._start(upstream.status)
-        elif self._gate is not None:
-            await self._gate.start_captured(answer if whole else None, head.content_type)
+        async with self._kept_alive(head):
+            whole = await self._gather(chunks, gathered, head)
+            answer = b"".join(gathered)
+            if not captured:
+                await self._start(upstream.status)
+            elif self._gate is not None:
+                await self._gate.start_captured(answer if whole else None, head.content_type)
         if whole and not head.streamed:
             self.sent = True
             await respond(self._send, Answer(answer, head.status, head.headers, head.content_type))
             return
         await self._rest(gathered, chunks, head)
+
+    async def _gather(self, chunks: AsyncIterator[bytes], gathered: list[bytes], head: Head) -> bool:
+        """Fill `gathered`; whether it is the whole answer. Keep-alives of a stream pass."""
+        detector, size = StartDetector(), 0
+        async for chunk in chunks:
+            if head.streamed and not detector.starts(chunk):
+                async with self._sending:
+                    await self._part(head, chunk)
+                continue
+            gathered.append(chunk)
+            size += len(chunk)
+            if size > ANSWER_MAX_BYTES:
+                return False
+        return True
+
+    @asynccontextmanager
+    async def _kept_alive(self, head: Head) -> AsyncIterator[None]:
+        """Meanwhile a stream says now and then that it is alive: proxies end connections that are silent. In a stream
+        that is encoded it would be noise.
+        """
+        if not head.streamed or any(name == "content-encoding" for name, _ in head.headers):
+            yield
+            return
+        async with Tasks() as tasks:
+            tasks.start_soon(self._keep_alive, head)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _keep_alive(self, head: Head) -> None:
+        while True:
+            await anyio.sleep(KEEP_ALIVE_S)
+            async with self._sending:
+                await self._part(head, sse.KEEP_ALIVE)
 
     async def _rest(self, gathered: list[bytes], chunks: AsyncIterator[bytes], head: Head) -> None:
         for chunk in gathered:

@@ -252,10 +252,12 @@ def _passed_on(request: Request) -> list[tuple[str, str]]:
 
 
 def _target(request: Request) -> str:
-    """Path and query for the inference worker. Raises `InvalidRequest`, as above."""
+    """Path and query for the inference worker. Raises `InvalidRequest`, as above, or where that leads elsewhere."""
     query = request.scope["query_string"].decode("latin-1")
     if _CONTROL.search(query):
         raise InvalidRequest("the query holds a control character")
+    if not {".", ".."}.isdisjoint(request.scope["path"].split("/")):
+        raise InvalidRequest("a path with a . or .. in it leads nowhere here")
     return quote(request.scope["path"]) + (f"?{query}" if query else "")
 
 

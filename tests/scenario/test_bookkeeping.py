@@ -179,8 +179,9 @@ def test_of_two_calls_with_one_id_at_once_one_is_served_although_nothing_is_kept
     play(story, captures=True, checkpoints=False)
 
 
+@pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_stream_that_is_gathered_for_long_sends_keep_alives_and_nothing_else(closed: bool) -> None:
+def test_a_stream_that_is_gathered_for_long_sends_keep_alives_and_nothing_else(closed: bool, silent: bool) -> None:
     """They start nothing (INV-13), so they leave a closed gate, too (INV-11), and block no checkpoint."""
     whole = b"data: " + TOKENS + b"\n\ndata: [DONE]\n\n"
 
@@ -189,19 +190,22 @@ def test_a_stream_that_is_gathered_for_long_sends_keep_alives_and_nothing_else(c
         caller = await stage.call(asks=ASKS)
         if closed:
             gate.admission.close()
-        for at in range(0, 40, 10):
-            stage.worker.say(whole[at : at + 10])
-            await anyio.sleep(KEEP_ALIVE_S / 3 + 0.1)
+        if not silent:
+            for at in range(0, 40, 10):
+                stage.worker.say(whole[at : at + 10])
+                await anyio.sleep(KEEP_ALIVE_S / 8)
+        await anyio.sleep(KEEP_ALIVE_S + 0.1 - (0 if silent else KEEP_ALIVE_S / 2))
         assert stage.seen(caller) == (KEEP_ALIVE, False)
         assert not gate.book.has(EpisodeId("r"), "call") and gate.admission.book.quiet
-        stage.worker.say(whole[40:])
+        stage.worker.say(whole if silent else whole[40:])
         stage.worker.end()
         await settle()
         if closed:
-            assert stage.seen(caller) == (KEEP_ALIVE, False)
+            await anyio.sleep(KEEP_ALIVE_S)
+            assert stage.seen(caller) == (2 * KEEP_ALIVE, False), "while it is held as well"
             gate.admission.open()
             await settle()
-        assert stage.seen(caller) == (KEEP_ALIVE + whole, True)
+        assert stage.seen(caller) == ((2 if closed else 1) * KEEP_ALIVE + whole, True)
         assert await stage.gate.rows(EpisodeId("r")) == ["call"]
 
     play(story, streaming=True, captures=True)

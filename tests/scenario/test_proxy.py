@@ -85,6 +85,28 @@ def test_a_question_for_models_goes_to_an_engine_that_is_up_and_its_refusal_come
     play(story, workers=("worker", "other"))
 
 
+@pytest.mark.parametrize("path", ["/v1/models/../../metrics", "/v1/models/%2e%2e/%2E%2e/metrics", "/v1/models/a/./b"])
+def test_a_question_for_models_leads_nowhere_else(path: str) -> None:
+    async def story(stage: Stage) -> None:
+        answer_all(stage)
+        asked = await stage.call(episode=None, path=path, method="GET", asks=b"")
+        assert asked.status in (400, 404) and calls(stage) == [0]
+
+    play(story)
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_status_that_is_none_is_no_answer(captures: bool) -> None:
+    async def story(stage: Stage) -> None:
+        stage.worker.status = 999
+        answer_all(stage)
+        caller = await stage.call(episode=R)
+        await settle()
+        assert caller.status == 502 and b"999" in caller.body
+
+    play(story, captures=captures)
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES])
 def test_every_route_is_held_while_admission_is_closed(path: str) -> None:
     async def story(stage: Stage) -> None:
