@@ -35,6 +35,9 @@ STOP_REST_S: Final = 3.0
 """How long a controller that was told to stop still tries to undo or forget things on servers, each time: what does not
 answer by then is left to its lease, and to the retires of the next run."""
 DISCOVERY_BUDGET_S: Final = 30.0
+"""How long servers that ran before are waited for."""
+SERVERS_WAIT_S: Final = 600.0
+"""... and those of a run that begins, which may load a model or come from a cold network disk."""
 WAITING_SAID_AFTER_S: Final = 1.0
 """Servers that answer within this time are waited for without a word."""
 WAITING_SAID_EVERY_S: Final = 5.0

@@ -20,6 +20,7 @@ from gym_ckpt.limits import (
     ONE_SIGTERM_MAX_S,
     ONE_SIGTERM_S,
     PUBLISHED_LISTED_MAX,
+    SERVERS_WAIT_S,
 )
 from gym_ckpt.types import Kind
 
@@ -125,8 +126,9 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     timer. `checkpoint_timeout_s`: budget of one checkpoint. `keep_checkpoints`: published ones kept.
     `resume_from_cache`: continue the latest checkpoint; otherwise this run's earlier ones and rows are forgotten.
     `retry_prepare`: further prepares after the blockers of a missed one were retired. `one_sigterm_s`: SIGTERMs that
-    come within so many seconds of the first count as one. `start_over`: when no checkpoint
-    is usable, or a server refuses the state of a whole one, run unfinished rows from their input instead of refusing.
+    come within so many seconds of the first count as one. `servers_wait_s`: how long servers that do not answer yet are
+    waited for at the start. `start_over`: when no checkpoint is usable, or a server refuses the state of a whole one,
+    run unfinished rows from their input instead of refusing.
     """
 
     environment: str
@@ -142,6 +144,7 @@ class CollectSettings(Settings, frozen=True, kw_only=True):
     resume_from_cache: bool = False
     retry_prepare: Annotated[int, Meta(ge=0)] = 1
     one_sigterm_s: Annotated[float, Meta(ge=0, le=ONE_SIGTERM_MAX_S)] = ONE_SIGTERM_S
+    servers_wait_s: Positive = SERVERS_WAIT_S
     start_over: bool = False
 
     def check_together(self) -> None:

@@ -190,6 +190,7 @@ class Cluster:
             checkpoint_timeout_s=options.timeout_s,
             keep_checkpoints=options.keep,
             one_sigterm_s=options.one_sigterm_s,
+            servers_wait_s=DISCOVERY_BUDGET_S,
             resume_from_cache=options.checkpoint and resume,
         )
         coordination = self.coordination(ports) if options.checkpoint else None

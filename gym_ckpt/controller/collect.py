@@ -165,7 +165,7 @@ class _Run:
             return
         if self._settings.resume_from_cache:
             await self._look_at_pointer()
-        await self._coordination.discover(self._progress.message)
+        await self._coordination.discover(self._progress.message, self._settings.servers_wait_s)
 
     async def _look_at_pointer(self) -> None:
         """For what is said where no checkpoint is looked for, or not yet."""

@@ -23,7 +23,7 @@ from gym_ckpt.controller.progress import Progress
 from gym_ckpt.controller.rows import RowFiles
 from gym_ckpt.core.collection import Collection
 from gym_ckpt.core.forgotten import Ended
-from gym_ckpt.limits import REASON_SAID_CHARS
+from gym_ckpt.limits import DISCOVERY_BUDGET_S, REASON_SAID_CHARS
 from gym_ckpt.ports import Ports
 from gym_ckpt.settings import CollectSettings
 from gym_ckpt.types import EpisodeId
@@ -63,7 +63,9 @@ class Coordination(Protocol):
 
     def cut_off(self) -> str: ...
 
-    async def discover(self, say: Callable[[str], object] | None = None) -> object: ...
+    async def discover(
+        self, say: Callable[[str], object] | None = None, budget_s: float = DISCOVERY_BUDGET_S
+    ) -> object: ...
 
     async def anybody(self, budget_s: float) -> bool: ...
 

@@ -161,7 +161,7 @@ def test_every_message_that_is_explained_can_be_met() -> None:
 
 def test_the_times_that_are_named_are_those_of_the_limits() -> None:
     text = text_of("operations")
-    assert limits.DISCOVERY_BUDGET_S == 30 and "waits half a minute for the servers" in text
+    assert limits.SERVERS_WAIT_S == 600 and "waits for the servers to answer, ten minutes" in text
     assert limits.DRAIN_S == 10 and "drains every server for up to 10 s" in text
     assert limits.ROWS_RETRY_BUDGET_S == 600 and "make room within ten minutes" in text
     assert limits.BUDGET_MAX_S == 3600 and "at most 3600, for one checkpoint" in text_of("configuration")

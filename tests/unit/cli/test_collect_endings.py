@@ -24,8 +24,6 @@ SERVERS = {
     "model": 'workers = ["http://127.0.0.1:9"]',
 }
 NAMES = {"environment": "environment", "agent": "agent", "resources": "tools", "model": "policy"}
-SOON = "import gym_ckpt.controller.calls as calls; calls.DISCOVERY_BUDGET_S = 1.6"
-"""So that the test need not wait half a minute for servers that are not there."""
 
 
 @pytest.fixture
@@ -34,14 +32,14 @@ def config(tmp_path: Path) -> Path:
     for (kind, rest), port in zip(SERVERS.items(), free_ports(len(SERVERS)), strict=True):
         parts.append(f'[servers.{NAMES[kind]}]\nkind = "{kind}"\nurl = "http://127.0.0.1:{port}"\n{rest}')
     parts.append('[collect]\nenvironment = "environment"\ninput = "in.jsonl"\noutput = "out.jsonl"')
-    parts.append('checkpoint_dir = "run"')
+    parts.append('checkpoint_dir = "run"\nservers_wait_s = 1.6')
     (tmp_path / "in.jsonl").write_text('{"id": "a", "task": {}}\n')
     (tmp_path / "gym.toml").write_text("\n".join(parts) + "\n")
     return tmp_path / "gym.toml"
 
 
 def test_servers_that_are_down_are_named_while_they_are_waited_for_and_at_the_end(config: Path) -> None:
-    script = f"{SOON}; from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}, '--json'])"
+    script = f"from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}, '--json'])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 1
     waited = r"^waiting for .*\(GET .*\), up to \d+ s more; if they do not run, gym-ckpt serve CONFIG starts them$"
@@ -58,7 +56,7 @@ def test_servers_that_are_down_are_named_while_they_are_waited_for_and_at_the_en
 
 def test_without_json_an_end_is_one_line_wherever_one_looks(config: Path) -> None:
     """On standard output and on standard error; where both are one place, once. No event stands beside its words."""
-    argv = [sys.executable, "-c", f"{SOON}; from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}])"]
+    argv = [sys.executable, "-c", f"from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}])"]
     apart = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
     together = subprocess.run(
         argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60

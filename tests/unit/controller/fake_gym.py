@@ -149,7 +149,7 @@ class FakeGym:
     def cut_off(self) -> str:
         return ""
 
-    async def discover(self, say: Callable[[str], object] | None = None) -> None:
+    async def discover(self, say: Callable[[str], object] | None = None, budget_s: float = 30.0) -> None:
         self._ask("discover")
 
     async def anybody(self, budget_s: float) -> bool:
