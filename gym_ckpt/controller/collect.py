@@ -305,15 +305,18 @@ class _Run:
         except (OSError, ValueError) as error:
             complete, message = False, f"{outcome.message}; no figures: {error}"
             outcome = replace(outcome, exit_code=outcome.exit_code or 1, message=message)
+        continued = shared.collection.continued()
         summary = Summary(
             figures=figures,
             counts=counts,
             complete=complete,
             began=True,
             finished_before=shared.finished_before,
-            continued=shared.continued,
+            restored=shared.restored,
+            continued=continued,
+            lost=len(shared.lost),
             restarted=shared.restarted,
-            saved={**NOTHING_SAVED, **shared.saved},
+            saved={**NOTHING_SAVED, **(shared.saved if continued else {})},
             checkpoints=tuple(taken.checkpoint_id for taken in checkpointer.taken) if checkpointer is not None else (),
         )
         return replace(outcome, summary=summary)

@@ -31,9 +31,11 @@ class Summary:
     """Figures of a run. `figures`: over all rows of the output, whichever run wrote them; None when none were read.
 
     `complete`: every row has ended, and is in a file. `began`: rows could be sent. `finished_before`: rows that had
-    ended when this run began. `continued`, `restarted`: rows that this run took from a checkpoint, and rows which
-    earlier runs had begun and it has sent from input.
-    `saved`: work of the continued rows that was not repeated, by name: `model_calls`, `tokens` (generated).
+    ended when this run began. `restored`: rows that this run took from a checkpoint; `continued`: those of them whose
+    attempt was not lost or failed since. `lost`: rows of which this run lost an attempt, begun again from input.
+    `restarted`: rows which earlier runs had begun and it has sent from input.
+    `saved`: work of the restored rows that was not repeated, by name: `model_calls`, `tokens` (generated); an upper
+    bound where some, and nothing where all of them were not continued.
     `checkpoints`: published by this run, oldest first.
     """
 
@@ -42,7 +44,9 @@ class Summary:
     complete: bool = False
     began: bool = False
     finished_before: int = 0
+    restored: int = 0
     continued: int = 0
+    lost: int = 0
     restarted: int = 0
     saved: Mapping[str, int] = field(default_factory=lambda: dict(NOTHING_SAVED))
     checkpoints: tuple[str, ...] = ()
@@ -123,10 +127,14 @@ def lines_of(summary: Summary) -> list[str]:
     """What this run did, for people: where its rows came from, and which checkpoints it left."""
     counts = summary.counts
     assert counts is not None, "a run that began has counted its rows"
-    saves = f" ({saved_words(summary.saved)} not repeated)" if summary.continued and any(summary.saved.values()) else ""
+    at_most = "" if summary.continued == summary.restored else "at most "
+    saves = f" ({at_most}{saved_words(summary.saved)} not repeated)" if any(summary.saved.values()) else ""
+    gone = summary.restored - summary.continued
     rows = [
         f"{summary.finished_before} ended before" if summary.finished_before else "",
         f"{summary.continued} continued from a checkpoint{saves}" if summary.continued else "",
+        f"{gone} restored from a checkpoint, but lost or failed since" if gone else "",
+        f"{summary.lost} lost and begun again from input" if summary.lost else "",
         f"{summary.restarted} begun by an earlier run and started over from input" if summary.restarted else "",
     ]
     lines = ["; ".join(part for part in rows if part)]

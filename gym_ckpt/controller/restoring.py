@@ -68,7 +68,7 @@ async def restore(shared: Shared, coordination: Coordination, source: Source, wa
         return
     except GymCkptError as error:
         shared.progress.message(f"not every server could be opened after the restore, its lease will: {error}")
-    shared.continued, shared.saved = len(installed), saved
+    shared.restored, shared.saved = len(installed), saved
     saves = f", which saves {saved_words(shared.saved)}" if shared.saved else ""
     text = f"{counted(len(installed), 'row')} restored from checkpoint {source.checkpoint_id}{saves}"
     shared.progress.message(text, event="collector.restored")

@@ -112,6 +112,8 @@ class Rollouts:
                 shared.failed(episode, outcome.reason, final=verdict is Verdict.FINAL)
         elif shared.collection.lost(episode, now, unreached=outcome.how is Loss.UNREACHED) is not Verdict.IGNORED:
             shared.losses_in_a_row += 1
+            if outcome.how is not Loss.UNREACHED:
+                shared.lost.add(episode.rollout_id)
             shared.unsaid_losses.append((episode, outcome.reason, outcome.how))
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)
         if not isinstance(outcome, Lost):

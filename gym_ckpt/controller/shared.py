@@ -126,10 +126,12 @@ class Shared:
         """Every row had ended before this run began: no server was waited for, and none is now."""
         self.finished_before = 0
         """Rows that had ended, in the output or as a final failure, when this run began."""
-        self.continued = 0
+        self.restored = 0
         """Rows that this run took from a checkpoint."""
         self.saved: Mapping[str, int] = {}
-        """Work of theirs that was not repeated."""
+        """Work of theirs that is not repeated as long as their attempts are not lost."""
+        self.lost: set[str] = set()
+        """Rows of which this run has lost an attempt."""
         self.restarted = 0
         """Rows that an earlier run had begun, and this one has sent from input."""
         self.begun_before: set[str] = set()

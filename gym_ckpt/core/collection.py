@@ -69,7 +69,7 @@ class Row:
     failures: int = 0
     lost: int = 0
     restored: bool = False
-    """This attempt continues a checkpoint; sent but not logged, it goes back to RESTORED."""
+    """The attempt that was sent last continues a checkpoint; sent but not logged, it goes back to RESTORED."""
     rest_until: float = 0.0
     """When its next attempt may be sent, on the clock of this run."""
     marked: bool = False
@@ -174,6 +174,10 @@ class Collection:
             resting=number[RowState.RESTING],
         )
 
+    def continued(self) -> int:
+        """Rows whose restored attempt is what ran, runs or will run to their end: not those that lost it."""
+        return sum(row.restored or row.state is RowState.RESTORED for row in self._rows.values())
+
     def rows(self) -> list[Row]:
         """The rows in input order; for looking only."""
         return list(self._rows.values())
@@ -235,6 +239,7 @@ class Collection:
             self._move(row, RowState.FAILED)
             return Verdict.FINAL
         row.attempt += 1
+        row.restored = False
         row.rest_until = now + _rest_s(row.failures, ROW_FAILED_GROWTH)
         self._move(row, RowState.RESTING)
         return Verdict.AGAIN
@@ -248,6 +253,7 @@ class Collection:
             return Verdict.IGNORED
         row = self._current(episode)
         row.lost += 1
+        row.restored = False
         row.rest_until = now + _rest_s(row.lost, ROW_LOST_GROWTH)
         self._move(row, RowState.RETIRING)
         if unreached:

@@ -1,0 +1,40 @@
+"""What the end of a run says of its rows: where they came from, and what was not done again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gym_ckpt.controller.outcome import NOTHING_SAVED, lines_of
+from tests.unit.controller.bench import Bench, gym_of, stop_in_the_middle
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def test_rows_that_lose_what_they_continued_are_not_counted_as_continued(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of(steps=1)
+    gym.failing = {"row-0": ["lose"], "row-1": ["fail"]}
+    summary = (await bench.run(gym, resume_from_cache=True)).summary
+    assert (summary.restored, summary.continued, summary.lost) == (bench.rows, bench.rows - 2, 1)
+    tokens = summary.saved["tokens"]
+    (line,) = [line for line in lines_of(summary) if line.startswith("this run: ")]
+    assert f"4 continued from a checkpoint (at most 0 model calls, {tokens} tokens not repeated); 2 restored" in line
+    assert line.endswith("but lost or failed since; 1 lost and begun again from input")
+    bench.check_whole()
+
+
+async def test_where_every_continued_row_was_lost_nothing_was_saved(bench: Bench) -> None:
+    await stop_in_the_middle(bench)
+    gym = gym_of(steps=1)
+    gym.failing = {f"row-{n}": ["lose"] for n in range(bench.rows)}
+    summary = (await bench.run(gym, resume_from_cache=True)).summary
+    assert (summary.restored, summary.continued, summary.lost) == (bench.rows, 0, bench.rows)
+    assert summary.saved == NOTHING_SAVED and not any("not repeated" in line for line in lines_of(summary))
+    bench.check_whole()
