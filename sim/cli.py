@@ -33,6 +33,7 @@ from sim.replay import replay as play
 from sim.report import as_json, place_of, screen
 from sim.run import Verdict, run_seed
 from sim.stop import Debugger, Until, UntilType
+from sim.summary import checkpoints_said
 
 FOUND = 1
 SEED = Whole(0, such_as=7)
@@ -368,7 +369,7 @@ def _told(verdict: Verdict, command: str | None = None) -> str:
     events = counted(verdict.events, "event")
     lines = [f"seed {verdict.seed}: nothing broke in {events} and {verdict.virtual_s:g} virtual seconds"]
     lines += [f"  {line}" for line in verdict.plan.words()]
-    lines += [f"faults that struck: {struck}", f"hash {verdict.hash}"]
+    lines += [checkpoints_said(verdict.checkpoints), f"faults that struck: {struck}", f"hash {verdict.hash}"]
     return "\n".join(lines)
 
 

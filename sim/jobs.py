@@ -69,6 +69,7 @@ class Outcome:
     checked: Mapping[str, int] = field(default_factory=dict)
     rare: Mapping[str, int] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
     situation: str = ""
     """The one that its seed was put into, where it came about: a fault of each kind that it consists of has struck."""
 
@@ -89,6 +90,8 @@ class Figures:
     schedules: Counter[str] = field(default_factory=Counter)
     points: Counter[str] = field(default_factory=Counter)
     """Named points at which a fault struck; `probes`: that a run came by."""
+    checkpoints: Counter[str] = field(default_factory=Counter)
+    """Those that were published, and those that failed."""
     situations: Counter[str] = field(default_factory=Counter)
     """Those that came about."""
     failed: list[Outcome] = field(default_factory=list)
@@ -107,6 +110,7 @@ class Figures:
         self.rare.update(outcome.rare)
         self.schedules.update([outcome.schedule] if outcome.schedule else [])
         self.points.update(outcome.points)
+        self.checkpoints.update(outcome.checkpoints)
         self.situations.update([outcome.situation] if outcome.situation else [])
         if outcome.violation is not None:
             self.failed.append(outcome)
@@ -139,6 +143,7 @@ def run_job(job: Job) -> Outcome:
         checked=verdict.checked,
         rare=verdict.rare,
         points=verdict.points,
+        checkpoints=verdict.checkpoints,
         situation=came_about(verdict),
     )
 

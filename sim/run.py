@@ -27,6 +27,7 @@ from faults.plan import Plan
 from gym_ckpt.ports import Ports
 from sim.cluster import Cluster, Options, until
 from sim.determinism import park
+from sim.exports import Exports
 from sim.fates import InjectedFailure
 from sim.gyms import Misbehaved
 from sim.keeper import Comeback, Keeper
@@ -67,6 +68,8 @@ class Verdict:
     """How often each state of `sim.rare` was seen."""
     points: Mapping[str, int] = field(default_factory=dict)
     """How often a fault struck at each named point."""
+    checkpoints: Mapping[str, int] = field(default_factory=dict)
+    """How many were published, and how many failed."""
     hit: frozenset[Fault] = frozenset()
     """Faults of the plan that struck."""
     origin: str = ""
@@ -149,6 +152,7 @@ class _Run:
         self._oracle = Oracle(self._world, self._cluster, expected)
         self._oracle.attach()
         self._rare = Rare(self._world.trace)
+        self._exports = Exports(self._world, frozenset(app.server for app in setup.apps))
         if watch is not None:
             watch(self._world)
         self._keeper = Keeper(self._world, self._cluster, _comeback(plan.requeue), self._comeback)
@@ -176,7 +180,8 @@ class _Run:
         with self._cluster.playing():
             result = self._world.run(self._script, self._plan.chaos_s + LIVENESS_S + FINISH_S)
         self._oracle.judge()
-        violations = (*self._oracle.violations, *self._late, *self._errors(result.errors))
+        found = (*self._oracle.violations, *self._exports.violations, *self._late)
+        violations = (*found, *self._errors(result.errors))
         return Verdict(
             seed=self._seed,
             profile=self._profile,
@@ -192,6 +197,7 @@ class _Run:
             bug=bug,
             rare=dict(sorted(self._rare.seen.items())),
             points=dict(sorted(self._injector.points.items())),
+            checkpoints=dict(sorted(self._exports.checkpoints.items())),
             hit=frozenset(self._injector.hit),
         )
 
@@ -221,7 +227,8 @@ class _Run:
 
     def _is_enough(self) -> bool:
         """Something broke, and nobody wants to know what else does."""
-        return self._brief and bool(self._oracle.violations or self._errors(self._world.errors))
+        found = self._oracle.violations or self._exports.violations
+        return self._brief and bool(found or self._errors(self._world.errors))
 
     def _incomplete(self, world: World) -> Violation:
         cluster = self._cluster

@@ -33,6 +33,8 @@ MUST_LOOK = tuple(f"INV-{number}" for first, last in _BLOCKS for number in range
 """Checks of the oracle: all that there are."""
 SELDOM = frozenset({"INV-22", "INV-47"})
 """Those that need a stranger who comes at the right moment: one seed in a hundred looks, and only plenty must."""
+FAILED_ENOUGH = 10
+"""So many failed checkpoints and no published one, with an author's application: nothing was ever restored."""
 MIXED = frozenset({"default", "chaos"})
 PROGRESS_S = 0.5
 PROGRESS_PLAIN_S = 10.0
@@ -98,7 +100,10 @@ class Summary:
     @property
     def owed(self) -> list[str]:
         """What a campaign of this size must have come by, and has not: it proves less than it says."""
-        if self.profile not in MIXED or self.bug is not None or self.apps:
+        if self.apps:
+            tried = self.figures.checkpoints
+            return ["a published checkpoint"] if tried["failed"] >= FAILED_ENOUGH and not tried["published"] else []
+        if self.profile not in MIXED or self.bug is not None:
             return []
         plenty = self.figures.seeds >= PLENTY_SEEDS or self.seconds >= PLENTY_S
         found: list[str] = []
@@ -122,6 +127,7 @@ class Summary:
             "worlds_per_s": round(figures.seeds / self.seconds, 2) if self.seconds else 0.0,
             "events": figures.events,
             "virtual_s": round(figures.virtual_s, 3),
+            "checkpoints": {how: figures.checkpoints[how] for how in ("published", "failed")},
             "faults": dict(sorted(figures.faults.items())),
             "schedules": dict(sorted(figures.schedules.items())),
             "points": dict(sorted(figures.probes.items())),
@@ -169,6 +175,7 @@ class Summary:
             lines.append(f"done twice and compared: {figures.twice}{earlier}")
         if len(figures.schedules) > 1:
             lines.append(f"schedules: {_counts(figures.schedules)}")
+        lines.append(checkpoints_said(figures.checkpoints))
         lines.append("faults that struck: " + (_counts(figures.faults) or "none"))
         return lines
 
@@ -188,9 +195,8 @@ class Summary:
         else:
             lines.append("nothing found" if not self.owed else "nothing broke, and yet it is no success")
         if self.owed:
-            lines.append(
-                f"a campaign of this size must have come by {', '.join(self.owed)}: faults or workloads are missing"
-            )
+            whose = "no checkpoint of the application succeeds" if self.apps else "faults or workloads are missing"
+            lines.append(f"a campaign of this size must have come by {', '.join(self.owed)}: {whose}")
         return lines
 
     def _unexplained(self) -> list[Outcome]:
@@ -308,6 +314,11 @@ def _told(outcome: Outcome, own: str) -> list[str]:
         f"  {broken.invariant}: gym-ckpt sim run --seed {job.seed} --profile {job.profile}{bug}{own}",
         f"    {broken.seen}",
     ]
+
+
+def checkpoints_said(counts: Mapping[str, int]) -> str:
+    """How many came about."""
+    return f"checkpoints: {counts.get('published', 0)} published, {counts.get('failed', 0)} failed"
 
 
 def _bar(share: float | None) -> str:

@@ -119,3 +119,44 @@ async def clocked(serving: Serving) -> ASGIApp:
     """The fourth."""
     participant = Letters(serving.name, serving.ports)
     return serving.controlled(Clocked(participant, model_of(serving)).app(), participant)
+
+
+class Tuples(Letters):
+    """It exports what JSON would give back as something else."""
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        return [Record(each.episode, tuple(each.state)) for each in await super().export(scope, stop)]
+
+
+class Nothing(Letters):
+    """Its export forgets to return what it has."""
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        await super().export(scope, stop)
+        return None  # type: ignore[return-value]
+
+
+class Lookup(Letters):
+    """Its export looks for what it never kept."""
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        raise KeyError("session")
+
+
+async def tuples(serving: Serving) -> ASGIApp:
+    """The fifth."""
+    return _exporting(Tuples(serving.name, serving.ports), serving)
+
+
+async def nothing(serving: Serving) -> ASGIApp:
+    """The sixth."""
+    return _exporting(Nothing(serving.name, serving.ports), serving)
+
+
+async def lookup(serving: Serving) -> ASGIApp:
+    """The seventh."""
+    return _exporting(Lookup(serving.name, serving.ports), serving)
+
+
+def _exporting(participant: Letters, serving: Serving) -> ASGIApp:
+    return serving.controlled(Desk(participant, model_of(serving)).app(), participant)

@@ -20,9 +20,11 @@ from faults.plan import App, Plan, Setup, dump, load
 from gym_ckpt.errors import ConfigError
 from sim.campaign import campaign, explained
 from sim.cluster import Cluster, Options
+from sim.jobs import Figures
 from sim.replay import recorded, refusal
 from sim.report import failure_id, write_artefact
 from sim.run import Verdict, run_seed
+from sim.summary import Summary
 from sim.twin import compared
 from sim.workload import workload
 from sim.world import World
@@ -69,6 +71,43 @@ def test_the_campaign_finds_what_an_export_forgets() -> None:
     assert found.violation is not None and found.violation.invariant == "INV-1"
     assert found.plan is not None and load(found.plan).setup.apps == apps
     assert not summary.owed, "an application comes by other points than the shipped server"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("tuples", "cannot be exported: $.state: a tuple would come back as a list"),
+        ("nothing", "object is not iterable"),
+        ("lookup", "session"),
+    ],
+)
+def test_the_campaign_finds_an_export_that_always_fails(name: str, why: str) -> None:
+    """No checkpoint comes about, every row starts again from its input, and the output is right all the same."""
+    apps = (App("inventory", f"{CARELESS}:{name}"),)
+    summary = campaign(range(8), "default", jobs=1, failures_max=1, explain=False, apps=apps)
+    assert not summary.ok
+    found = summary.figures.failed[0].violation
+    assert found is not None and found.invariant == "RUN-export" and found.node == "inventory" and why in found.seen
+    assert "checkpoints: 0 published, " in summary.words()
+
+
+def test_an_export_that_a_fault_makes_fail_is_no_mistake_of_the_application() -> None:
+    struck = (faults.DiskError("inventory", "EIO", 1), faults.FailAtProbe("commit.exported", 1))
+    for fault in struck:
+        verdict = played(LETTERS.factory, fault)
+        assert verdict.ok and verdict.hit == {fault} and verdict.checkpoints["failed"] > 0, verdict.violations
+        assert verdict.checkpoints["published"] > 0
+
+
+def test_a_campaign_without_any_checkpoint_is_no_success() -> None:
+    figures = Figures(seeds=20)
+    summary = Summary("default", None, figures, 1.0, 1, apps=(LETTERS,))
+    said = []
+    for more in ({"failed": 9}, {"failed": 1}, {"published": 1}):
+        figures.checkpoints.update(more)
+        said.append((summary.ok, "must have come by a published checkpoint" in summary.words()))
+    assert said == [(True, False), (False, True), (True, False)]
+    assert "checkpoints: 1 published, 10 failed" in summary.words()
 
 
 def test_an_effect_that_is_repeated_is_found_and_named() -> None:
