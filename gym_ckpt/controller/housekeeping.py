@@ -14,6 +14,7 @@ from typing import Final
 
 import anyio
 
+from gym_ckpt.controller.calls import each
 from gym_ckpt.controller.shared import Shared
 from gym_ckpt.core.forgotten import Ended
 from gym_ckpt.errors import GymCkptError
@@ -117,13 +118,17 @@ class Housekeeping:
         batch = shared.collection.forget_batch(limit)
         await shared.rows.sync()
         shared.ports.tracer.emit("collector.forget", episodes=keys(batch))
-        # By attempt: of a rollout that ended earlier than others, a later one is no late copy, but a run begun anew.
-        for attempt in sorted({episode.attempt for episode in batch}):
+
+        async def ended_with(attempt: int) -> None:
             alike = [episode for episode in batch if episode.attempt == attempt]
             if shared.coordination is not None:
                 ended = Ended(shared.run, attempt)
                 await shared.coordination.forget([episode.rollout_id for episode in alike], ended=ended)
             shared.collection.forgotten(alike)
+
+        # By attempt: of a rollout that ended earlier than others, a later one is no late copy, but a run begun anew. At
+        # the same time, so that a server that is slow to forget some keeps nobody from hearing of the others.
+        await each(sorted({episode.attempt for episode in batch}), ended_with)
 
     def _retired(self, batch: Iterable[EpisodeId]) -> None:
         shared = self._shared

@@ -157,7 +157,8 @@ class MemoryBook(CallBook):
         return any(row.model_call_id == call_id for row in self._rows.get(episode, ()))
 
     async def book(self, entry: Entry) -> None:
-        self._rows.setdefault(entry.episode, []).append(entry.row)
+        if not self.has(entry.episode, entry.call_id):  # a copy has the same row, which stands
+            self._rows.setdefault(entry.episode, []).append(entry.row)
         self._ports.tracer.emit("gate.started", episode=entry.episode.key, call=entry.call_id)
 
     async def export(self, scope: frozenset[EpisodeId]) -> Sequence[Record]:

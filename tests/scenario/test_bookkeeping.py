@@ -257,3 +257,16 @@ def test_what_a_killed_server_had_staged_goes_and_what_a_row_names_stays() -> No
         assert path in disk.tree(LEDGER)
 
     play(story, captures=True)
+
+
+def test_without_a_ledger_a_copy_of_a_call_is_answered_and_booked_once() -> None:
+    async def story(stage: Stage) -> None:
+        stage.worker.say(TOKENS)
+        stage.worker.end()
+        for _ in range(2):
+            caller = await stage.call(asks=ASKS)
+            await settle()
+            assert caller.status == 200 and stage.seen(caller) == (TOKENS, True)
+        assert await stage.gate.rows(EpisodeId("r")) == ["call"] and stage.gate.it.counts() == {"delivered_calls": 1}
+
+    play(story)
