@@ -71,18 +71,26 @@ def factory_of(name: str) -> Factory:
         ConfigError: saying what is wrong with it.
     """
     module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute):
+    if not (colon and module and attribute) or module.startswith("."):
         raise _refusal(name, "it is not package.module:factory")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise _refusal(name, f"it cannot be imported ({error})") from error
-    except AttributeError:
-        raise _refusal(name, f"module {module} has no {attribute}") from None
+        found = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:  # whatever an author's module does when it is imported
+        raise _refusal(name, f"it cannot be imported ({type(error).__name__}: {error})") from error
+    if found is None:
+        raise _refusal(name, f"module {module} has no {attribute}")
     if not inspect.iscoroutinefunction(found):
         raise _refusal(name, "it is not an async function that takes a gym_ckpt.Serving and returns the application")
     factory: Factory = found
     return factory
+
+
+async def made_by(name: str, serving: Serving) -> ASGIApp:
+    """The application that this factory makes. Raises `ConfigError` as `factory_of`, and when it makes none."""
+    app = await factory_of(name)(serving)
+    if not callable(app):
+        raise _refusal(name, f"it returned {app!r:.80}, which is no ASGI application")
+    return app
 
 
 def _refusal(name: str, why: str) -> ConfigError:

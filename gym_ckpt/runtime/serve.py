@@ -19,7 +19,7 @@ from gym_ckpt.participants.ledger_routes import ledger_routes
 from gym_ckpt.participants.model import ModelParticipant
 from gym_ckpt.participants.resources import ResourcesParticipant
 from gym_ckpt.ports import ASGIApp, Ports
-from gym_ckpt.runtime.applications import Serving, factory_of
+from gym_ckpt.runtime.applications import Serving, made_by
 from gym_ckpt.runtime.asgi import Route, Router, episode_context
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.groups import Tasks
@@ -65,7 +65,7 @@ async def application(
             model_name=server.model_name,
         ).app
     if isinstance(server, ResourcesSettings) and server.app is not None:
-        return await factory_of(server.app)(Serving(name, settings, ports, tasks, at_end))
+        return await made_by(server.app, Serving(name, settings, ports, tasks, at_end))
     participant = _participant(settings, name, ports, tasks)
     at_end.callback(participant.close)
     await _opened(participant, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ from examples.letters import Letters
 from gym_ckpt import Serving
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.ports import ASGIApp, Ports, Receive, Scope, Send
+from gym_ckpt.runtime.applications import factory_of, made_by
 from gym_ckpt.settings import CheckpointSettings, GymSettings, InferenceSettings, ResourcesSettings
 from sim.world import run_world
 
@@ -112,3 +114,22 @@ def test_what_is_missing_is_named() -> None:
             serving.controlled(reading, Letters(serving.name, serving.ports))
 
     given(CheckpointSettings(), use, token=None)
+
+
+async def no_application(serving: Serving) -> None:
+    """A factory whose author forgot to return."""
+
+
+def test_a_factory_that_makes_no_application_is_refused() -> None:
+    async def use(serving: Serving) -> None:
+        with pytest.raises(ConfigError, match="it returned None, which is no ASGI application"):
+            await made_by(f"{__name__}:no_application", serving)
+
+    given(None, use)
+
+
+def test_a_module_that_raises_when_it_is_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising_on_import.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported .ZeroDivisionError: division by zero."):
+        factory_of("raising_on_import:build")

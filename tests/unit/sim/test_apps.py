@@ -149,6 +149,7 @@ def test_a_plan_names_its_applications() -> None:
     [
         ("examples.letters", "it is not package.module:factory"),
         ("examples.nowhere:build", "it cannot be imported"),
+        (".letters:build", "it is not package.module:factory"),
         ("examples.letters:nothing", "module examples.letters has no nothing"),
         ("examples.letters:answer", "it is not an async function"),
     ],
