@@ -215,6 +215,8 @@ FIGURES_PIECE_BYTES: Final = 16 * 1024 * 1024
 ROWS_RETRY_BUDGET_S: Final = 600.0
 """How long finished rows that cannot be written (a full disk) are kept in memory and tried again; and dispatches that
 cannot be logged."""
+ROWS_WAIT_SAID_EVERY_S: Final = 60.0
+"""How often is said that they wait, and how many."""
 PROGRESS_EVERY_S: Final = 5.0
 """How often plain progress prints a line."""
 REASON_MAX_CHARS: Final = 2000

@@ -6,6 +6,7 @@ as far as it is known, and as a budget beside it: skew can only shorten them (IN
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -18,6 +19,7 @@ from gym_ckpt.errors import (
     GymCkptError,
     InvalidCheckpointState,
     ParticipantFailed,
+    PeerTimeout,
     StaleCheckpoint,
     TransportError,
     Unavailable,
@@ -47,6 +49,8 @@ T = TypeVar("T")
 Times = tuple[float, float]
 """`deadline_ts` on the receiver's clock, and `budget_s`."""
 MEND: Final = "; if they do not run, gym-ckpt serve CONFIG starts them"
+UNBOUNDED: Final = frozenset({"retire", "forget"})
+"""Operations that a run makes anew for as long as a server is away: how long one try still lasts says nothing."""
 
 
 class ControlCalls:
@@ -175,7 +179,7 @@ class ControlCalls:
             else:
                 self.waiting.answered(server, operation)
                 return reply
-            self.waiting.failed(server, failure, until)
+            self.waiting.failed(server, failure, math.inf if operation in UNBOUNDED else until)
             if anyio.current_time() + pause >= until:
                 raise ParticipantFailed(server, operation, failure)
             await anyio.sleep(self._ports.entropy.uniform(pause / 2, pause))
@@ -212,14 +216,15 @@ class Waiting:
             self.cut_off.setdefault(server, operation)
 
     def failed(self, server: str, error: GymCkptError, until: float) -> None:
-        """It did not answer this time, and is asked again until then."""
+        """It did not answer this time, and is asked again until then, which may be for ever."""
         now = anyio.current_time()
         if not self._why:
             self._next = now + WAITING_SAID_AFTER_S
         self._why[server] = error
         if self.say is not None and now >= self._next:
             self._next = now + WAITING_SAID_EVERY_S
-            self.say(f"waiting for {self.words()}, up to {max(0.0, until - now):.0f} s more{self.mend()}")
+            long = "until they answer" if until == math.inf else f"up to {max(0.0, until - now):.0f} s more"
+            self.say(f"waiting for {self.words()}, {long}{self.mend()}")
 
     def answered(self, server: str, operation: str) -> None:
         """It did."""
@@ -243,7 +248,11 @@ class Waiting:
 
     def mend(self) -> str:
         """What to do about it, where that is known."""
-        return MEND if all(isinstance(error, TransportError) for error in self._why.values()) else ""
+        if not all(isinstance(error, TransportError) for error in self._why.values()):
+            return ""
+        hang = sorted(name for name, error in self._why.items() if isinstance(error, PeerTimeout))
+        look = f"; {', '.join(hang)}: takes calls and does not answer, look at its process and its log" if hang else ""
+        return look if len(hang) == len(self._why) else f"{look}{MEND}"
 
 
 class WayOut:

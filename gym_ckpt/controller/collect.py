@@ -270,7 +270,7 @@ class _Run:
         if shared.fatal is not None:
             outcome = Outcome(1, shared.fatal)
         elif why is not None:
-            outcome = unwritten(counts, self._in_force, self._settings.output, why)
+            outcome = unwritten(counts, self._in_force, self._settings.output, why, shared.rows.unwritten)
         elif shared.collection.done or checkpointer is None:
             outcome = all_ended(counts, failures_path(self._settings.output), resumable=checkpointer is not None)
         else:

@@ -92,14 +92,19 @@ class Housekeeping:
         coordination = self._shared.coordination
         if self._shared.over and not await self._servers_there():
             return
+        said = ""
         silent = self._shared.interrupts.stopping and coordination is not None and coordination.cut_off()
         async with self._shared.checkpoint_lock:
             with self._shared.interrupts.bookkeeping(FORGET_PAST_SILENCE_S if silent else FORGET_AT_END_S):
                 while self._shared.collection.to_forget:
                     try:
                         await self._forget(RETIRE_BATCH)
-                    except (GymCkptError, OSError) as error:
-                        self._shared.progress.message(f"some finished rollouts could not be forgotten: {error}")
+                    except OSError:  # of the output, which tells how many rows wait for it
+                        await anyio.sleep(COLLECT_RETRY_FIRST_S)
+                    except GymCkptError as error:
+                        if str(error) != said:
+                            said = str(error)
+                            self._shared.progress.message(f"some finished rollouts could not be forgotten: {said}")
                         await anyio.sleep(COLLECT_RETRY_FIRST_S)
 
     async def _servers_there(self) -> bool:

@@ -89,10 +89,11 @@ def stopped(counts: Counts, checkpoint_id: str | None, failure: str | None, noth
     return Outcome(1, f"stopped without a checkpoint ({failure}): {rows}, {kept}, {lost} start from input; {RESUME}")
 
 
-def unwritten(counts: Counts, checkpoint_id: str | None, output: str, why: str) -> Outcome:
-    """The end came while finished rows could not be written: they run again."""
+def unwritten(counts: Counts, checkpoint_id: str | None, output: str, why: str, left: int) -> Outcome:
+    """The end came while `left` finished rows could not be written: they run again."""
     rows, kept = _finished(counts), _kept(checkpoint_id)
-    return Outcome(1, f"some finished rows are not in {output} ({why}), and run again: {rows}, {kept}; {RESUME}")
+    lacks = f"{counted(left, 'finished row')} {'is' if left == 1 else 'are'}" if left else "rows of failures are"
+    return Outcome(1, f"{lacks} not in {output} ({why}), and run again: {rows}, {kept}; {RESUME}")
 
 
 def all_ended(counts: Counts, failures: str, *, resumable: bool) -> Outcome:

@@ -104,7 +104,7 @@ async def newest_valid(
     """
     found = await disk.run(published(run_dir))
     if found.damage is not None:
-        say(f"no pointer can be used, looking at the checkpoints themselves: {found.damage}")
+        say(f"looking at the checkpoints themselves: {found.damage}")
     causes: list[str] = []
     for checkpoint_id in found.checkpoint_ids:
         if causes:

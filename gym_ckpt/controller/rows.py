@@ -7,6 +7,7 @@ memory and is tried again. It must not know what a checkpoint is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,14 @@ from gym_ckpt.limits import (
     LOG_LINE_MAX_BYTES,
     REASON_MAX_CHARS,
     ROWS_RETRY_BUDGET_S,
+    ROWS_WAIT_SAID_EVERY_S,
 )
 from gym_ckpt.ports import Ports
 from gym_ckpt.storage.appendlog import AppendLog
 from gym_ckpt.storage.files import reason
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from gym_ckpt.words import counted
 
 
 def failures_path(output: str) -> str:
@@ -79,6 +82,11 @@ class RowFiles:
         """Whether everything queued is in the files."""
         return self._written == self._queued
 
+    @property
+    def unwritten(self) -> int:
+        """How many finished rows are not in the output yet."""
+        return len(self._rows)
+
     async def sync(self) -> None:
         """Until everything queued before now is written, and durable where the run is.
 
@@ -97,6 +105,7 @@ class RowFiles:
         """Write until cancelled. `give_up` is called when rows could not be written for `ROWS_RETRY_BUDGET_S`."""
         delay_s = COLLECT_RETRY_FIRST_S
         failing_since: float | None = None
+        say_at = 0.0
         while True:
             if not self._rows and not self._failed:
                 await self._wake.wait()
@@ -106,9 +115,15 @@ class RowFiles:
             except OSError as error:
                 now = anyio.current_time()
                 self._tell(error)
-                if failing_since is None:
-                    failing_since = now
-                    say(f"finished rows wait in memory: {self._output.path} cannot be written ({reason(error)})")
+                failing_since = now if failing_since is None else failing_since
+                if now >= say_at:
+                    say_at = now + ROWS_WAIT_SAID_EVERY_S
+                    left_min = math.ceil((failing_since + ROWS_RETRY_BUDGET_S - now) / 60)
+                    path = self._output.path
+                    say(
+                        f"finished rows wait in memory ({self.unwritten} of them): {path} cannot be written "
+                        f"({reason(error)}); make room within {counted(max(1, left_min), 'minute')}"
+                    )
                 if now - failing_since >= ROWS_RETRY_BUDGET_S:
                     give_up(f"finished rows could not be written to {self._output.path} ({reason(error)})")
                 await anyio.sleep(delay_s)
@@ -118,7 +133,7 @@ class RowFiles:
                 give_up(str(error))
                 return
             else:
-                failing_since, delay_s = None, COLLECT_RETRY_FIRST_S
+                failing_since, say_at, delay_s = None, 0.0, COLLECT_RETRY_FIRST_S
                 self._tell(None)
 
     async def close(self) -> None:

@@ -111,8 +111,8 @@ def read_or_rebuilt(fs: FileSystem, run_dir: str, failed: Collection[str] = ()) 
     lost = rebuilt(fs, run_dir, failed)
     if lost is None:
         return None, None
-    mend = "the newest whole one of them is used"
-    return lost, damaged(layout.latest(run_dir), "is missing, and there are checkpoints", mend).detail
+    why = "is missing, and there are checkpoints (a crash came just before it was written, or it was removed)"
+    return lost, damaged(layout.latest(run_dir), why, "the newest whole one of them is used").detail
 
 
 def rebuilt(fs: FileSystem, run_dir: str, failed: Collection[str] = ()) -> Pointer | None:
