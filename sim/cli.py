@@ -28,7 +28,7 @@ from sim.hunt import hunt, hunted
 from sim.options import Application, BugName, Picture, Seeds
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
-from sim.replay import Recorded, of_file, recorded, refusal, replay_until, short_of, stopped
+from sim.replay import Recorded, newest, of_file, recorded, refusal, replay_until, short_of, stopped
 from sim.replay import replay as play
 from sim.report import as_json, place_of, screen
 from sim.run import Verdict, run_seed
@@ -166,9 +166,9 @@ def fuzz(
             apps=apps,
         )
     line.end()
-    shown = None if summary.first is None else show_failure(summary.first)
     for verdict in summary.explained[1:]:
         show_failure(verdict)
+    shown = None if summary.first is None else show_failure(summary.first)  # kept last: `sim replay` takes it up
     if as_json_:
         click.echo(summary_line(summary).decode())
     else:
@@ -234,13 +234,15 @@ def replay(
     perfetto_: Path | None,
     as_json_: bool,
 ) -> None:
-    """Run a failure that was kept in .gym-ckpt/failures again, event for event.
+    """Run a failure that was kept in .gym-ckpt/failures again, event for event; without an ID the newest, which is the
+    one that the last campaign has shown.
 
     When the code or the libraries have changed since, it says so first and names what changed; the same plan runs all
     the same, and may go another way.
 
     \b
     Examples:
+      gym-ckpt sim replay
       gym-ckpt sim replay default-17
       gym-ckpt sim replay default-17 --until 2.5s
       gym-ckpt sim replay default-17 --pdb
@@ -248,7 +250,8 @@ def replay(
     """
     if pdb_ and (as_json_ or html_ is not None or perfetto_ is not None):
         raise click.UsageError("--pdb is for a person at the prompt: it draws nothing, and prints no JSON")
-    if failure is not None and seed is None and plan is None:
+    if seed is None and plan is None:
+        failure = failure or newest()
         record, command = recorded(failure), f"gym-ckpt sim replay {failure}"
     elif failure is None and seed is not None and plan is not None:
         record, command = of_file(seed, plan), f"gym-ckpt sim replay --seed {seed} --plan {plan}"

@@ -42,6 +42,14 @@ class Recorded:
     twice: bool = False
 
 
+def newest(directory: Path = FAILURES) -> str:
+    """The id of the failure that was kept last. Raises `ConfigError`."""
+    kept = [*directory.glob("*/failure.json")]
+    if not kept:
+        raise ConfigError(f"there is no kept failure in {directory}; name one, or give both --seed and --plan")
+    return max(kept, key=lambda file: file.stat().st_mtime_ns).parent.name
+
+
 def recorded(failure: str, directory: Path = FAILURES) -> Recorded:
     """The kept failure with this id, or in this directory. Raises `ConfigError`."""
     place = Path(failure) if (Path(failure) / "failure.json").is_file() else directory / failure

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner, Result
 
 import sim.cli
 from gym_ckpt.cli.main import sim as group
@@ -107,6 +108,37 @@ def test_every_command_exists_with_its_options() -> None:
         known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
         for word in words:
             assert not word.startswith("-") or word in known, f"{name}: sim {verb} has no {word}"
+
+
+REPLAYED = (("failed-seed.md", "fuzz --bug mark-after-stop"), ("your-own-server.md", "fuzz --seeds 0..20 --app"))
+
+
+@pytest.mark.parametrize(("name", "campaign"), REPLAYED, ids=[name for name, _ in REPLAYED])
+def test_a_campaign_of_the_docs_fails_and_the_replays_below_it_work(
+    name: str, campaign: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As written: none of them names a seed, an event or a moment that the next draw of faults would make untrue."""
+    monkeypatch.chdir(tmp_path)
+    said = [words for document, words in commands() if document == f"simulator/{name}"]
+    first = next(at for at, words in enumerate(said) if shlex.join(words).startswith(campaign))
+    found = invoked(said[first])
+    assert found.exit_code == 1, found.output
+    replays = [words for words in said if words[0] == "replay"]
+    assert len(replays) >= 2
+    for words in replays:
+        ended = invoked(words)
+        mended = "--app" in words or "--until" in words
+        assert ended.exit_code == (0 if mended or "--pdb" in words else 1), (words, ended.output)
+        if "--pdb" in words:
+            assert ended.output.startswith("event "), "the debugger was entered, and left"
+        elif not mended:
+            assert ended.output.splitlines()[-1] in found.output, "the failure that was shown"
+
+
+def invoked(words: list[str]) -> Result:
+    verb, *rest = words
+    command = getattr(sim.cli, verb)
+    return CliRunner().invoke(command, rest, input="q\n" if "--pdb" in rest else None)
 
 
 def test_every_link_and_every_file_that_is_named_exists() -> None:
