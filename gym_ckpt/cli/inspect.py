@@ -17,11 +17,11 @@ import msgspec
 
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.signals import collector_of
-from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, InvalidRolloutId, ProtocolError
+from gym_ckpt.cli.staged_keys import needed, of_record, problems_with
+from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, ProtocolError
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout, manifest, verify_checkpoint
 from gym_ckpt.storage.files import finish
-from gym_ckpt.storage.ledger import Exported
 from gym_ckpt.storage.pointer import checkpoint_names, read_collection_file, read_or_rebuilt
 from gym_ckpt.storage.records import verified_records
 from gym_ckpt.types import EpisodeId, Kind
@@ -59,7 +59,8 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """`collector_pid`: of the collector that has the directory, or had it last."""
+    """`collector_pid`: of the collector that has the directory, or had it last. `verified`: every byte of its
+    checkpoints was read; `tokens_verified`: and those of the staged tokens that they need, too."""
 
     directory: str
     latest: str | None
@@ -68,6 +69,7 @@ class DirectoryView(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: list[CheckpointView]
     problems: list[str]
     verified: bool
+    tokens_verified: bool
 
 
 class EpisodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +82,11 @@ class EpisodeView(msgspec.Struct, frozen=True, kw_only=True):
     state: Any
 
 
-def inspect_directory(directory: str, *, verify: bool, episode: str | None, as_json: bool) -> tuple[str, bool]:
-    """The text to print, and whether everything is sound. Raises `ConfigError`, `NoSuchEpisode`."""
+def inspect_directory(
+    directory: str, *, verify: bool, episode: str | None, as_json: bool, tokens: str | None = None
+) -> tuple[str, bool]:
+    """The text to print, and whether everything is sound. `tokens`: a ledger's `token_dir`, whose staged tokens are
+    verified, too. Raises `ConfigError`, `NoSuchEpisode`."""
     fs, run_dir = PosixFileSystem(), str(Path(directory).resolve())
     if not fs.is_dir(run_dir):
         raise ConfigError(f"{directory}: there is no such directory; give the collector's checkpoint_dir")
@@ -90,7 +95,9 @@ def inspect_directory(directory: str, *, verify: bool, episode: str | None, as_j
         if not found:
             raise NoSuchEpisode(f"no checkpoint in {directory} holds {episode!r}")
         return (_json(found) if as_json else _episode_text(found)), True
-    view = _view(fs, run_dir, verify)
+    if tokens is not None and not fs.is_dir(tokens):
+        raise ConfigError(f"--tokens {tokens}: there is no such directory; give the policy-model servers' token_dir")
+    view = _view(fs, run_dir, verify or tokens is not None, tokens)
     sound = not view.problems and not any(each.problems for each in view.checkpoints)
     return (_json(view) if as_json else _text(view)), sound
 
@@ -99,7 +106,7 @@ def _json(value: Any) -> str:
     return json.dumps(msgspec.to_builtins(value)).decode()
 
 
-def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
+def _view(fs: FileSystem, run_dir: str, verify: bool, tokens: str | None) -> DirectoryView:
     pointer, damage = read_or_rebuilt(fs, run_dir)
     problems = [] if damage is None else [damage]
     names = checkpoint_names(fs, run_dir)
@@ -109,7 +116,7 @@ def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
     published = tuple(pointer.published) if pointer else ()
     if published and published[0] not in names:
         problems.append(f"{layout.latest(run_dir)}: names checkpoint {published[0]}, which is not there")
-    checkpoints = [_checkpoint(fs, run_dir, name, published, verify) for name in names]
+    checkpoints = [_checkpoint(fs, run_dir, name, published, verify, tokens) for name in names]
     checkpoints.sort(key=lambda each: (each.sequence is None, -(each.sequence or 0), each.checkpoint_id))
     pid, running = collector_of(run_dir)
     return DirectoryView(
@@ -120,6 +127,7 @@ def _view(fs: FileSystem, run_dir: str, verify: bool) -> DirectoryView:
         checkpoints=checkpoints,
         problems=problems,
         verified=verify,
+        tokens_verified=tokens is not None,
     )
 
 
@@ -129,7 +137,9 @@ class _Found:
     problems: list[str] = field(default_factory=list)
 
 
-def _checkpoint(fs: FileSystem, run_dir: str, name: str, published: tuple[str, ...], verify: bool) -> CheckpointView:
+def _checkpoint(
+    fs: FileSystem, run_dir: str, name: str, published: tuple[str, ...], verify: bool, tokens: str | None
+) -> CheckpointView:
     directory = layout.checkpoint_dir(run_dir, name)
     state = "partial" if name not in published else "latest" if name == published[0] else "published"
     if state == "published" and not fs.exists(layout.collection(directory)):
@@ -142,6 +152,9 @@ def _checkpoint(fs: FileSystem, run_dir: str, name: str, published: tuple[str, .
         except InvalidCheckpointState as error:
             if error.detail not in found.problems:
                 found.problems.append(error.detail)
+    staged = _staged_in(found)
+    if tokens is not None and state != "partial" and not found.problems:
+        found.problems += problems_with(fs, tokens, sorted(needed(fs, directory)))
     return CheckpointView(
         checkpoint_id=name,
         state=state,
@@ -150,7 +163,7 @@ def _checkpoint(fs: FileSystem, run_dir: str, name: str, published: tuple[str, .
         continued=_length(collection.get("continued")),
         restarted=_length(collection.get("restarted")),
         bytes=sum(each.bytes for each in found.participants),
-        staged_keys=_staged_in(found),
+        staged_keys=staged,
         participants=found.participants,
         problems=found.problems,
     )
@@ -168,12 +181,9 @@ def _staged_in(found: _Found) -> int | None:
 
 def _staged_keys(kind: str, record: dict[str, Any]) -> tuple[str, ...]:
     """Those that a record of the capture ledger refers to; none of any other state."""
-    if kind != Kind.MODEL:
-        return ()
     try:
-        episode = EpisodeId.checked(record["episode"]["rollout_id"], record["episode"]["attempt"])
-        return Exported.parse(episode, record["state"]).staging_keys
-    except (InvalidRolloutId, InvalidCheckpointState, KeyError, TypeError):
+        return of_record(kind, record)
+    except InvalidCheckpointState:
         return ()
 
 
@@ -277,7 +287,13 @@ def _text(view: DirectoryView) -> str:
         lines += [f"  PROBLEM {problem}" for problem in each.problems]
     if view.verified:
         bad = len(view.problems) + sum(len(each.problems) for each in view.checkpoints)
-        lines.append("\nverified: every byte is right" if not bad else f"\nverified: {counted(bad, 'problem')}")
+        unread = sum(each.staged_keys or 0 for each in view.checkpoints if each.state != "partial")
+        rest = (
+            f"; not looked at: the tokens of {counted(unread, 'staged key')} (--tokens TOKEN_DIR)"
+            if unread and not view.tokens_verified
+            else ""
+        )
+        lines.append(f"\nverified: {counted(bad, 'problem') if bad else 'every byte is right'}{rest}")
     return "\n".join(lines)
 
 

@@ -184,18 +184,38 @@ def config_show(config: str, as_json: bool) -> None:
     metavar="ID",
     help="Show one episode, with its staged keys: a rollout id, or a capture key such as row-7-a1.",
 )
+@click.option(
+    "--tokens",
+    metavar="TOKEN_DIR",
+    help="With --verify: read the staged tokens that the checkpoints need, too, in a policy-model server's token_dir.",
+)
+@click.option(
+    "--staged-keys",
+    is_flag=True,
+    help="List the staged keys of all checkpoints, one a line; with --json, as `sweep` of the ledger takes them.",
+)
 @JSON
-def inspect(directory: str, verify: bool, episode: str | None, as_json: bool) -> None:
+def inspect(
+    directory: str, verify: bool, episode: str | None, tokens: str | None, staged_keys: bool, as_json: bool
+) -> None:
     """Show what the checkpoint directory DIR holds and which checkpoint is published.
 
     \b
     Examples:
       gym-ckpt inspect runs/eval/checkpoints --verify
+      gym-ckpt inspect runs/eval/checkpoints --verify --tokens runs/ledger/tokens
       gym-ckpt inspect runs/eval/checkpoints --episode row-7 --json
+      gym-ckpt inspect runs/eval/checkpoints --staged-keys --json
     """
     from gym_ckpt.cli.inspect import inspect_directory
+    from gym_ckpt.cli.staged_keys import list_staged_keys
 
-    text, sound = inspect_directory(directory, verify=verify, episode=episode, as_json=as_json)
+    if staged_keys:
+        if verify or tokens is not None or episode is not None:
+            raise click.UsageError("--staged-keys: stands alone, or with --json")
+        click.echo(list_staged_keys(directory, as_json=as_json))
+        return
+    text, sound = inspect_directory(directory, verify=verify, episode=episode, as_json=as_json, tokens=tokens)
     click.echo(text)
     if not sound:
         raise click.exceptions.Exit(DID_NOT_HAPPEN)
