@@ -35,7 +35,9 @@ def by_name(name: str) -> Gym:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise _refusal(name, f"cannot be imported ({error})") from error
+        raise _refusal(
+            name, f"cannot be imported ({error}): install its package beside gym-ckpt, or name its folder in PYTHONPATH"
+        ) from error
     except AttributeError:
         raise _refusal(name, f"module {module} has no {attribute}") from None
     if not (inspect.isclass(found) and issubclass(found, Gym)):
