@@ -86,7 +86,9 @@ def dump(plan: Plan) -> bytes:
 
 
 def load(data: bytes) -> Plan:
-    """The plan in these bytes. Raises `ConfigError`."""
+    """The plan in these bytes. Raises `ConfigError`, also where it names what is not there."""
+    from faults.names import check_names  # which knows what is drawn, and that are plans
+
     try:
         plan = msgspec.convert(json.loads(data), Plan)
     except (ValueError, msgspec.ValidationError) as error:
@@ -95,4 +97,5 @@ def load(data: bytes) -> Plan:
         raise ConfigError("not a fault plan: setup.apps names a server twice")
     if plan.schema != PLAN_SCHEMA:
         raise ConfigError(f"fault plan of schema {plan.schema}; this simulator reads {PLAN_SCHEMA}")
+    check_names(plan)
     return plan

@@ -369,10 +369,14 @@ def _told(verdict: Verdict, command: str | None = None) -> str:
     if verdict.violations:
         return screen(verdict, command or _run_command(verdict))
     struck = ", ".join(f"{name} {count}" for name, count in verdict.faults.items()) or "none"
+    calm = "" if verdict.faults else "no fault struck, and "
     events = counted(verdict.events, "event")
-    lines = [f"seed {verdict.seed}: nothing broke in {events} and {verdict.virtual_s:g} virtual seconds"]
+    lines = [f"seed {verdict.seed}: {calm}nothing broke in {events} and {verdict.virtual_s:g} virtual seconds"]
     lines += [f"  {line}" for line in verdict.plan.words()]
-    lines += [checkpoints_said(verdict.checkpoints), f"faults that struck: {struck}", f"hash {verdict.hash}"]
+    lines += [checkpoints_said(verdict.checkpoints), f"faults that struck: {struck}"]
+    if void := [fault for fault in verdict.plan.faults if fault not in verdict.hit]:
+        lines += ["planned, and never struck:", *(f"  {fault.words()}" for fault in void)]
+    lines.append(f"hash {verdict.hash}")
     return "\n".join(lines)
 
 

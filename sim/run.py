@@ -23,7 +23,7 @@ from faults.bugs import planted
 from faults.catalogue import Fault, Restart
 from faults.draw import draw
 from faults.inject import Injector
-from faults.plan import Plan
+from faults.plan import Plan, dump, load
 from gym_ckpt.ports import Ports
 from sim.cluster import Cluster, Options, until
 from sim.determinism import park
@@ -102,9 +102,9 @@ def run_seed(
             hundreds of virtual seconds to say so, and a campaign wants to know only that.
 
     Raises:
-        ConfigError: there is no such profile, bug or application.
+        ConfigError: there is no such profile, bug or application, or the plan is none, as where it misspells a name.
     """
-    chosen = draw(seed, profile) if plan is None else plan
+    chosen = draw(seed, profile) if plan is None else load(dump(plan))
     expected = reference(chosen.setup.workload, chosen.setup.apps)
     with nullcontext() if bug is None else planted(bug):
         return _Run(seed, profile, chosen, expected, keep_all_rows, watch, brief).verdict(bug)
