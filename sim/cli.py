@@ -28,6 +28,7 @@ from sim.hunt import hunt, hunted
 from sim.options import Application, BugName, Picture, Seeds
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
+from sim.reference import check_apps
 from sim.replay import Recorded, newest, of_file, recorded, refusal, replay_until, short_of, stopped
 from sim.replay import replay as play
 from sim.report import as_json, place_of, screen
@@ -145,6 +146,7 @@ def fuzz(
         seconds = 60 * minutes
     if ray_ is not None and jobs is not None:
         raise click.UsageError("-j is for this machine; a Ray cluster runs as many as it has CPUs")
+    check_apps(apps)
     history, trouble = _history() if bug is None and not apps else (None, None)
     with history or nullcontext():
         wanted: Iterable[int] = seeds or ()

@@ -58,6 +58,12 @@ def reference(number: int, apps: tuple[App, ...] = ()) -> Reference:
         raise ConfigError(f"a gym where {own} fails with nothing that strikes it: {error}") from error
 
 
+def check_apps(apps: tuple[App, ...]) -> None:
+    """Raises `ConfigError` for applications that fail with nothing that strikes them, whatever the workload."""
+    for number in range(WORKLOADS if apps else 0):
+        reference(number, apps)
+
+
 @lru_cache(maxsize=WORKLOADS + HEAVY_WORKLOADS)
 def _played(number: int, apps: tuple[App, ...]) -> Reference:
     return played(workload(number), apps)

@@ -190,6 +190,7 @@ class Summary:
             more = f" and {len(figures.failed) - SHOWN} more" if len(figures.failed) > SHOWN else ""
             lines.append(f"{len(figures.failed)} failing: {shown}{more}")
             lines += [f"  {each.violations[0].invariant}: {replay_command(each)}" for each in self.explained[1:]]
+            lines += [f"  {part}" for each in self.explained for part in _no_part(each, self.apps)]
             own = options_of(self.apps)
             lines += [line for outcome in self._unexplained() for line in _told(outcome, own)]
         else:
@@ -319,6 +320,13 @@ def _told(outcome: Outcome, own: str) -> list[str]:
 def checkpoints_said(counts: Mapping[str, int]) -> str:
     """How many came about."""
     return f"checkpoints: {counts.get('published', 0)} published, {counts.get('failed', 0)} failed"
+
+
+def _no_part(verdict: Verdict, apps: Sequence[App]) -> list[str]:
+    """Which applications the shrunk plan does without."""
+    gone = [app for app in apps if app not in verdict.plan.setup.apps]
+    name = verdict.violations[0].invariant
+    return [f"{failure_id(verdict)}: {app.factory} plays no part, {name} is broken without it, too" for app in gone]
 
 
 def _bar(share: float | None) -> str:

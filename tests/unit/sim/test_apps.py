@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from faults.plan import App, Plan, Setup, dump, load
 from gym_ckpt.errors import ConfigError
 from sim.campaign import campaign, explained
 from sim.cluster import Cluster, Options
-from sim.jobs import Figures
+from sim.jobs import Figures, Job, Outcome
 from sim.replay import recorded, refusal
 from sim.report import failure_id, write_artefact
 from sim.run import Verdict, run_seed
@@ -159,6 +160,26 @@ def test_a_factory_that_is_none_is_refused_before_anything_runs(factory: str, wh
         Cluster(World(1), workload(1), Options(apps=(App("inventory", factory),)))
     refused = CliRunner().invoke(sim.cli.run, ["--seed", "7", "--app", f"inventory={factory}"])
     assert refused.exit_code == 2 and why in refused.output
+
+
+@pytest.mark.parametrize("verb", ["run", "fuzz"])
+def test_an_application_that_cannot_work_is_refused_in_one_line(verb: str) -> None:
+    """Before any seed of a campaign runs: it is no failure of a seed, and least of all the simulator's."""
+    seeds = ["--seed", "7"] if verb == "run" else ["--seeds", "0..50"]
+    refused = CliRunner().invoke(getattr(sim.cli, verb), [*seeds, "--app", f"inventory={CARELESS}:clocked"])
+    assert isinstance(refused.exception, ConfigError) and refused.output == ""
+    assert "fails with nothing that strikes it" in str(refused.exception)
+
+
+def test_a_failure_without_the_application_says_so() -> None:
+    verdict = played(f"{CARELESS}:forgetful", faults.Crash((EVERYTHING,), OnRow("collector.published"), WHOLE))
+    failed = Outcome(Job(1, "kept"), 1.0, violation=verdict.violations[0])
+    told = []
+    for plan in (verdict.plan, with_apps(verdict.plan, ())):
+        shown = (replace(verdict, plan=plan),)
+        summary = Summary("kept", None, Figures(failed=[failed]), 1.0, 1, shown, apps=verdict.plan.setup.apps)
+        told.append("careless_letters:forgetful plays no part, INV-1 is broken without it, too" in summary.words())
+    assert told == [False, True]
 
 
 def test_on_the_command_line() -> None:
