@@ -18,7 +18,7 @@ from gym_ckpt.errors import ConfigError, InvalidCheckpointState, InvalidRolloutI
 from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, COLLECT_RETRY_MAX_S, READ_AGAIN_S
 from gym_ckpt.ports import Disk, FileSystem, Job
 from gym_ckpt.storage import layout
-from gym_ckpt.storage.files import TooLong, listed, names_in
+from gym_ckpt.storage.files import is_unread, listed, names_in
 from gym_ckpt.storage.publication import published, read_collection
 from gym_ckpt.storage.verify import verify_checkpoint
 from gym_ckpt.types import ATTEMPT_MAX, EpisodeId
@@ -138,14 +138,10 @@ async def _patiently(disk: Disk, run_dir: str, checkpoint_id: str, run: str) -> 
         try:
             return await _checked(disk, run_dir, checkpoint_id, run)
         except InvalidCheckpointState as error:
-            if not _is_unread(error.__cause__) or anyio.current_time() + pause >= until:
+            if not is_unread(error.__cause__) or anyio.current_time() + pause >= until:
                 raise
         await anyio.sleep(pause)
         pause = min(2 * pause, COLLECT_RETRY_MAX_S)
-
-
-def _is_unread(cause: BaseException | None) -> bool:
-    return isinstance(cause, OSError) and not isinstance(cause, TooLong)
 
 
 async def _checked(disk: Disk, run_dir: str, checkpoint_id: str, run: str) -> Source:

@@ -24,6 +24,7 @@ from gym_ckpt.invariants import within_scope
 from gym_ckpt.limits import RECORD_MAX_BYTES
 from gym_ckpt.runtime.outcome import Outcome
 from gym_ckpt.runtime.participant import Participant, Record, digests
+from gym_ckpt.storage.files import is_unread
 from gym_ckpt.storage.records import AbortFlag, ManifestHead, instances_of, read_records, write_records
 from gym_ckpt.types import EpisodeId, keys
 from gym_ckpt.wire import json
@@ -194,10 +195,13 @@ def _episode_of(row: dict[str, object], instance: str) -> EpisodeId:
 
 
 def not_restored(participant: Participant, error: Exception) -> ProtocolError:
-    """What a failed import says to the controller."""
-    if isinstance(error, ProtocolError):
-        return error
+    """What a failed import says to the controller. A disk that fails is no damage: only a permission is refused for
+    good, since somebody can give it back."""
     named = f"{participant.kind} {participant.instance}"
+    if isinstance(error, ProtocolError):
+        why = error.__cause__
+        hiccup = isinstance(error, InvalidCheckpointState) and is_unread(why) and not isinstance(why, PermissionError)
+        return Unavailable(f"{named}: {error.detail}") if hiccup else error
     if isinstance(error, OSError):
         return Unavailable(f"{named}: checkpoint files cannot be read: {error}")
     return InvalidCheckpointState(f"{named}: its records cannot be restored: {error!r}")

@@ -170,6 +170,11 @@ def discard(fs: FileSystem, path: str) -> None:
         pass
 
 
+def is_unread(cause: BaseException | None) -> bool:
+    """Whether something is unusable because it could not be read: that says nothing about its bytes, and may pass."""
+    return isinstance(cause, OSError) and not isinstance(cause, TooLong)
+
+
 def reason(error: OSError) -> str:
     """An `OSError` as a few words for a person."""
     return error.strerror or str(error) or type(error).__name__
