@@ -240,8 +240,8 @@ def _flip(by: Injector, fault: faults.BitFlip) -> None:
     files = sorted(path for path, data in tree.items() if data and path.startswith(root))
     path = files[fault.file % len(files)]
     by.count(fault)
+    disk.flip(path, fault.bit)  # before anybody dies of it: a power cut may leave nothing of the file
     by.world.emit("", "disk.flipped", path=path, checkpoint_id=whole[0])
-    disk.flip(path, fault.bit)
 
 
 def _mislay(by: Injector, fault: faults.Mislaid) -> None:

@@ -122,6 +122,8 @@ class Lapsed(Check):
 
     def _restored(self, row: Row) -> None:
         self._installed[row.fields["restore_id"]] = set(row.fields["installed"])
+        for again in row.fields["installed"]:  # by servers that were restarted since
+            self._told.pop(again, None)
 
     def _lapsed(self, row: Row) -> None:
         restore_id = row.fields["restore_id"]
