@@ -38,7 +38,9 @@ class Held(Check):
         self._admitted: Counter[tuple[str, str]] = Counter()
         """By server and call: admissions to which nothing was said."""
         self._begun: Counter[tuple[str, str]] = Counter()
-        """... that have leave to say something, and whose head has not left"""
+        """... that have leave to answer, and whose head has not left"""
+        self._failing: Counter[tuple[str, str]] = Counter()
+        """... that have leave to say that there is no answer"""
         self._early: set[tuple[str, str]] = set()
         """Streams whose head has left with nothing but keep-alives, as they may (INV-13 sees the data)."""
 
@@ -49,6 +51,7 @@ class Held(Check):
             "net.duplicate": self._request,
             "net.arrived": self._arrived,
             "net.head": self._head,
+            "net.gone": self._gone,
             "gate.admitted": self._admit,
             "gate.held": self._held,
             "gate.started": self._start,
@@ -57,7 +60,7 @@ class Held(Check):
         }
 
     def _new_life(self, row: Row) -> None:
-        for book in (self._admitted, self._begun):
+        for book in (self._admitted, self._begun, self._failing):
             for key in [key for key in book if key[0] == row.node]:
                 del book[key]
         self._early = {key for key in self._early if key[0] != row.node}
@@ -78,19 +81,19 @@ class Held(Check):
         self.look(11, None, row.node)
 
     def _start(self, row: Row) -> None:
-        self._leave(row)
+        self._leave(row, self._begun)
         if self._known.server(row.node).closed:
             self.look(11, f"the answer of call {row.fields['call']} started while admission was closed", row.node)
 
     def _error(self, row: Row) -> None:
-        self._leave(row)
+        self._leave(row, self._failing)
 
-    def _leave(self, row: Row) -> None:
+    def _leave(self, row: Row, book: Counter[tuple[str, str]]) -> None:
         key = row.node, row.fields["call"]
         if key in self._early:
             self._early.discard(key)
         else:
-            self._begun[key] += 1
+            book[key] += 1
 
     def _withdrawn(self, row: Row) -> None:
         key = row.node, row.fields["call"]
@@ -103,15 +106,23 @@ class Held(Check):
         key, status, closed = (row.node, call), row.fields["status"], self._known.server(row.node).closed
         admitted = self._admitted[key] > 0
         self._admitted[key] -= admitted
-        if self._begun[key]:
+        if status < 400 and self._begun[key]:
             self._begun[key] -= 1
             self.look(16, None, row.node)
+        elif self._failing[key]:
+            self._failing[key] -= 1
         elif status < 400 and row.fields.get("stream"):
             self._early.add(key)
         elif status < 400:
             self.look(11 if closed else 16, f"call {call}: an answer left that had not started", row.node)
         elif closed and admitted and status != CRASHED and not self._marked(row.node, by):
             self.look(11, f"call {call}: an error left while admission was closed", row.node)
+
+    def _gone(self, row: Row) -> None:
+        """Nothing is said to a caller that has left."""
+        call, _ = self._asked.pop(row.fields["x"], (None, None))
+        if call is not None:
+            self._admitted[row.node, call] -= self._admitted[row.node, call] > 0
 
     def _marked(self, node: str, by: EpisodeId | None) -> bool:
         return by is not None and marked(self._known.server(node).marks, [by]) is None
