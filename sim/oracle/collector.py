@@ -59,6 +59,7 @@ class Dispatching(Check):
             "collector.settled": self._settled,
             "collector.retire": self._retire,
             "collector.restored": self._continued,
+            "coordination.restore_lapsed": self._lapsed,
             "collector.scope": self._commit,
             "collector.published": self._published,
             "collector.row": self._row,
@@ -132,6 +133,10 @@ class Dispatching(Check):
         self._restored = set(episodes(row.fields["installed"]))
         older = sorted(each for each in self._restored if self._begun.get(each.rollout_id, -1) >= each.attempt)
         self.look(38, f"{older[0]} continues what was given up: it was begun from its input since" if older else None)
+
+    def _lapsed(self, _: Row) -> None:
+        """Nothing of it is left: its rows begin again."""
+        self._restored.clear()
 
     def _commit(self, row: Row) -> None:
         restarts = set(episodes(row.fields["restarts"]))
