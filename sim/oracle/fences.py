@@ -34,7 +34,7 @@ class Fences(Check):
             by = self._done.setdefault(each, set())
             by.add(row.node)
             if by == self._models:
-                self._look(36, each.rollout_id, each.attempt + 1)
+                self.look(36, self._loose(each.rollout_id, each.attempt + 1))
 
     def _forgotten(self, row: Row) -> None:
         gone = set(row.fields["rollouts"])
@@ -42,10 +42,12 @@ class Fences(Check):
 
     def _restored(self, row: Row) -> None:
         for each in episodes(row.fields["installed"]):
-            self._look(63, each.rollout_id, each.attempt)
+            self.look(63, self._loose(each.rollout_id, each.attempt))
 
-    def _look(self, number: int, rollout_id: str, attempts: int) -> None:
+    def _loose(self, rollout_id: str, attempts: int) -> str | None:
+        """The first of these attempts' fences that stands and is not durable."""
         for attempt in range(attempts):
             name = EpisodeId(rollout_id, attempt).key + FENCE
-            loose = self._shelf.has(name) and not self._shelf.has(name, durable=True)
-            self.look(number, f"{name} stands, and a power cut would take it" if loose else None)
+            if self._shelf.has(name) and not self._shelf.has(name, durable=True):
+                return f"{name} stands, and a power cut would take it"
+        return None
