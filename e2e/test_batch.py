@@ -23,6 +23,7 @@ from e2e.nursery import Nursery
 from gym_ckpt.adapters.host import command_line
 from gym_ckpt.cli.demo_figures import compare
 from gym_ckpt.cli.demo_gym import COLLECTOR
+from gym_ckpt.settings import SERVERS_WAIT_S
 from gym_ckpt.wire import json
 
 pytestmark = [
@@ -152,6 +153,13 @@ def killed(job: Job) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def servers_killed(job: Job) -> None:
+    """The kernel's killer takes the servers: nobody will start them again in this job."""
+    for pid in job.processes():
+        if "collect" not in (command_line(pid) or "").split():
+            os.kill(pid, signal.SIGKILL)
+
+
 def at_once(job: Job) -> None:
     """Before there is a collector to tell."""
     del job
@@ -168,7 +176,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Rows:
         return many.gym.rows()
 
 
-@pytest.mark.parametrize("send", [shell_only, every_process, twice, both, killed, at_once])
+@pytest.mark.parametrize("send", [shell_only, every_process, twice, both, killed, servers_killed, at_once])
 def test_a_slurm_job_requeues_itself_until_every_row_is_there(
     tmp_path: Path, calm: Rows, send: Callable[[Job], None]
 ) -> None:
@@ -234,6 +242,18 @@ def test_a_job_whose_gym_cannot_be_used_is_not_requeued_for_ever(tmp_path: Path)
     requeued = stand_ins(many.gym.folder)
     many.gym.config.write_text(many.gym.config.read_text() + "no_such_key = 1\n")
     assert Job(many, EXAMPLES / "slurm" / "collect.sbatch", 0).end() == 2
+    assert not requeued.exists()
+
+
+def test_a_job_whose_servers_cannot_be_started_does_not_wait_for_them(tmp_path: Path) -> None:
+    """The collector would wait `servers_wait_s` for servers that have ended already."""
+    with Nursery() as nursery:
+        many = Many(nursery, tmp_path, collect=COLLECT)
+    requeued = stand_ins(many.gym.folder)
+    srun = many.gym.folder / "bin" / "srun"
+    srun.write_text(srun.read_text().replace("exec", 'case "$*" in *serve*) exit 7;; esac\nexec'))
+    assert KILL_WAIT_S < SERVERS_WAIT_S
+    assert Job(many, EXAMPLES / "slurm" / "collect.sbatch", 0).end() == 7
     assert not requeued.exists()
 
 
