@@ -23,7 +23,7 @@ from e2e.nursery import Nursery
 from gym_ckpt.adapters.host import command_line
 from gym_ckpt.cli.demo_figures import compare
 from gym_ckpt.cli.demo_gym import COLLECTOR
-from gym_ckpt.settings import SERVERS_WAIT_S
+from gym_ckpt.limits import SERVERS_WAIT_S
 from gym_ckpt.wire import json
 
 pytestmark = [

@@ -332,8 +332,7 @@ def bugs(only: tuple[str, ...], list_: bool, seeds: range, jobs: int | None, pro
         if row is None:
             break
         rows.append(row)
-        if not as_json_:
-            click.echo(hunted(row))
+        click.echo(hunted(row), err=as_json_)
     found = [row for row in rows if row["found"]]
     if as_json_:
         click.echo(json.dumps({"planted": len(rows), "found": len(found), "bugs": rows}).decode())
