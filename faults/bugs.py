@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from faults import call_patches, field_patches, life_patches, patches, resources_patches
 from faults import collector_patches as collector
 from faults import ledger_patches as ledger
-from faults.patches import Bug
+from faults.patches import Bug, unlike
 from gym_ckpt.errors import ConfigError
 
 BUGS: dict[str, Bug] = {
@@ -390,7 +390,7 @@ def planted(name: str) -> Iterator[Bug]:
 def unplantable(name: str) -> str | None:
     """Why the bug cannot be planted any more, as where the code that it changes has changed itself."""
     try:
-        with planted(name):
-            return None
+        misfits = (unlike(getattr(owner, attribute), value) for owner, attribute, value in BUGS[name].patch())
+        return next(filter(None, misfits), None)
     except (AssertionError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"

@@ -176,7 +176,7 @@ def marks_outlive_forget() -> Patches:
 
 
 def park_in_mid_answer() -> Patches:
-    async def started(self: AgentParticipant, asked: Any) -> frozenset[str]:
+    async def started(self: AgentParticipant, calling: Any) -> frozenset[str]:
         return frozenset()
 
     return [(AgentParticipant, "_started", started)]

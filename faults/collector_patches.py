@@ -6,7 +6,7 @@ As in `faults.patches`. Knows the implementation from inside.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -119,7 +119,10 @@ class _Greedy:
 
 
 def prune_foreign() -> Patches:
-    return [(taking, "prune", lambda run_dir, keep: _Greedy(pruning.prune(run_dir, keep), run_dir))]
+    def prune(run_dir: str, keep: int, protect: Sequence[str] = (), failed: Sequence[str] = ()) -> Job[Pruned]:
+        return _Greedy(pruning.prune(run_dir, keep, protect, failed), run_dir)
+
+    return [(taking, "prune", prune)]
 
 
 def commit_retiring() -> Patches:

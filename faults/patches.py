@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,24 @@ class Bug:
     patch: Callable[[], Patches]
 
 
+def unlike(real: Any, value: Any) -> str | None:
+    """Why whoever calls `real` cannot call `value`: a bug that only raises `TypeError` proves nothing of the checks."""
+    if not inspect.isroutine(real):
+        return None
+    planted = inspect.signature(value)
+    try:
+        for needless in (True, False):
+            asked = [
+                each for each in inspect.signature(real).parameters.values() if needless or each.default is each.empty
+            ]
+            named = {each.name: None for each in asked if each.kind is each.KEYWORD_ONLY}
+            placed = [each.name for each in asked if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+            planted.bind(*placed, **named)
+    except TypeError as error:
+        return f"{real.__qualname__} is not called like this: {error}"
+    return None
+
+
 def mutated(function: Any, old: str, new: str) -> Any:
     """`function` with one piece of its text replaced. An assertion fails unless it occurs exactly once."""
     source = textwrap.dedent(inspect.getsource(function))
@@ -85,17 +103,21 @@ class _NoDirectoryFsync:
 
 
 def no_directory_fsync() -> Patches:
-    def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str) -> Job[int]:
-        job = publication.publish(run_dir, checkpoint_id, collection, attempt_token)
+    def publish(
+        run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str, failed: Collection[str] = ()
+    ) -> Job[int]:
+        job = publication.publish(run_dir, checkpoint_id, collection, attempt_token, failed)
         return lambda fs: job(_NoDirectoryFsync(fs, run_dir))
 
     return [(taking, "publish", publish)]
 
 
 def pointer_first() -> Patches:
-    def publish(run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str) -> Job[int]:
+    def publish(
+        run_dir: str, checkpoint_id: str, collection: dict[str, Any], attempt_token: str, failed: Collection[str] = ()
+    ) -> Job[int]:
         def job(fs: FileSystem) -> Generator[str, None, int]:
-            pointer, _ = read_or_rebuilt(fs, run_dir)
+            pointer, _ = read_or_rebuilt(fs, run_dir, failed)
             latest = Pointer(
                 schema_version=SCHEMA_VERSION,
                 checkpoint_id=checkpoint_id,
@@ -119,7 +141,7 @@ def ignore_abort() -> Patches:
 
 
 def prune_more() -> Patches:
-    return [(taking, "prune", lambda run_dir, keep: pruning.prune(run_dir, max(1, keep - 1)))]
+    return [(taking, "prune", mutated(pruning.prune, "[:keep]}", "[: keep - 1]}"))]
 
 
 # ------------------------------------------------------------------------------------------------- admission, marks

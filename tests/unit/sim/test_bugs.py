@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from faults.bugs import BUGS, planted
+from faults.bugs import BUGS, planted, unplantable
+from faults.patches import unlike
 
 
 def holders(value: object) -> set[str]:
@@ -35,3 +36,18 @@ def test_it_is_gone_afterwards(name: str) -> None:
     with planted(name):
         assert all(getattr(*place) != value for place, value in zip(places, before, strict=True))
     assert [getattr(*place) for place in places] == before
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_what_is_planted_is_called_as_what_it_replaces(name: str) -> None:
+    """Otherwise its `TypeError` is what the campaign finds, and the checks have shown nothing."""
+    assert unplantable(name) is None
+
+
+def test_what_takes_less_or_asks_for_more_does_not_stand_in() -> None:
+    def real(one: int, two: int = 0, *, three: int = 0) -> None: ...
+
+    assert unlike(real, real) is None
+    assert unlike(real, lambda *args, **named: None) is None
+    for value in (lambda one: None, lambda one, two=0: None, lambda one, two, *, three=0: None):
+        assert "is not called like this" in str(unlike(real, value))
