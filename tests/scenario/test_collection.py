@@ -1,6 +1,7 @@
 """A whole gym and its collector, in situations that have a name. Told as fault plans; the oracle judges every one.
 
-Each test looks for the events that make it the situation of its title, so that it cannot pass by missing it.
+Each test looks for the events that make it the situation of its title, so that it cannot pass by missing it; and every
+fault that it plans has to strike.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ TIMER = Setup(workload=3, every_s=0.9)
 
 def play(*faults: Fault, setup: Setup = TIMER, requeue: Restart = WHOLE) -> Verdict:
     verdict = run_seed(1, "scenario", plan=Plan(setup, 60.0, requeue, Restart(), faults), keep_all_rows=True)
-    assert verdict.ok, screen(verdict, "pytest tests/scenario/test_collection.py")
+    assert verdict.ok, screen(verdict, "pytest tests/scenario")
+    idle = [fault.words() for fault in faults if fault not in verdict.hit]
+    assert not idle, f"planned, and never struck: {idle}"
     return verdict
 
 

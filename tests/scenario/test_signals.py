@@ -20,6 +20,14 @@ MOMENTS: dict[str, When] = {
     "while the last row finishes": OnRow("collector.settled", 8),
     "when the last row is written": OnRow("collector.row", 8),
 }
+IN_A_CHECKPOINT = {
+    "as a checkpoint opens",
+    "in the middle of prepare",
+    "in the middle of the commit",
+    "when it is published",
+}
+AT_THE_END = {"while the last row finishes", "when the last row is written"}
+TAKEN = ("collector.checkpoint_opened", "collector.published")
 
 
 @pytest.mark.parametrize("when", MOMENTS.values(), ids=MOMENTS)
@@ -32,10 +40,19 @@ def test_sigterm_ends_the_run_in_order_and_the_next_one_loses_nothing(when: When
     assert first["message"].startswith(("stopped", "all 8 rows")), first
 
 
-@pytest.mark.parametrize("when", MOMENTS.values(), ids=MOMENTS)
-def test_sigusr1_leads_to_a_checkpoint_and_the_run_goes_on(when: When) -> None:
-    verdict = play(Signal("SIGUSR1", when, 0.0), setup=Setup(workload=3))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_sigusr1_leads_to_a_checkpoint_or_is_answered_and_the_run_goes_on(moment: str) -> None:
+    """There is no timer: the checkpoint in which it comes is the one that an earlier signal asked for."""
+    earlier = (Signal("SIGUSR1", At(0.4)),) if moment in IN_A_CHECKPOINT else ()
+    verdict = play(*earlier, Signal("SIGUSR1", MOMENTS[moment], 0.0), setup=Setup(workload=3))
     assert len(seen(verdict, "collector.exit")) == 1, "no signal of this kind ends a run"
+    told = seen(verdict, "collector.signal")
+    assert len(told) == 2 + len(earlier)
+    after = verdict.rows[verdict.rows.index(told[-1]) :]
+    if moment in AT_THE_END:
+        assert all("nothing is left to checkpoint" in each.fields["answer"] for each in told)
+    else:
+        assert [row.event for row in after if row.event in TAKEN][-2:] == list(TAKEN), "another one, for this signal"
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
