@@ -38,7 +38,7 @@ def test_a_failed_episode_leaves_no_session_behind(trouble: str) -> None:
                 world.network.fates = Lost("/v1/agent_sessions/close", hangs=True)
             case _:
                 world.network.fates = Lost("/seed_session")
-        body = b'{"episode_id":{"rollout_id":"r"},"task":{"raises":"verify"}}'
+        body = b'{"episode_id":{"rollout_id":"r"},"task":{}}'
         reply = json.loads((await ask("environment", tagged("", R, "/run"), body)).body)
         assert reply["status"] == "failed", reply
         assert len(CLOSED) == 1, "what its session holds outside is freed"
