@@ -267,7 +267,8 @@ class FakeSignals:
     """Signals that a test sends with `send`."""
 
     waiting: list[str] = field(default_factory=list)
-    listening: bool = False
+    listeners: int = 0
+    """How many there have been."""
     arrived: anyio.Event = field(default_factory=anyio.Event)
 
     def send(self, name: str) -> None:
@@ -276,9 +277,8 @@ class FakeSignals:
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[AsyncIterator[str]]:
-        self.listening = True
+        self.listeners += 1
         yield self._names()
-        self.listening = False
 
     async def _names(self) -> AsyncIterator[str]:
         while True:

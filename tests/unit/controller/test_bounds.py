@@ -65,8 +65,7 @@ async def test_what_is_retired_and_forgotten_goes_in_parts_and_none_is_left_out(
     """`RETIRE_BATCH`, `FORGET_BATCH`: after the crash of a run with more rows in flight than one call names."""
     monkeypatch.setattr(housekeeping, "RETIRE_BATCH", 4)
     monkeypatch.setattr(housekeeping, "FORGET_BATCH", 3)
-    bench.rows = 10
-    bench.__post_init__()
+    bench = Bench(bench.folder, rows=10)
     gym = await slow_gym(bench.rows)
     await bench.crash(gym, gym.busy.wait, concurrency=bench.rows)
     gym = gym_of()
@@ -78,3 +77,14 @@ async def test_what_is_retired_and_forgotten_goes_in_parts_and_none_is_left_out(
     assert [len(batch) for batch in retired] == [4, 4, 2]
     assert sorted(gym.forgotten) == [f"row-{n}" for n in range(bench.rows)]
     assert max(map(len, gym.asked("forget"))) <= 4
+
+
+async def test_what_has_ended_is_forgotten_in_parts_while_the_run_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INV-39: a run of days leaves no server with the books of all its rows until its end."""
+    monkeypatch.setattr(housekeeping, "FORGET_BATCH", 2)
+    gym = gym_of()
+    gym.failing = {"row-0": ["hang"]}
+    await bench.crash(gym, lambda: bench.until(lambda: len(gym.forgotten) == bench.rows - 2))
+    assert [len(batch) for batch in gym.asked("forget")] == [2, 2], "five have ended, and the fifth waits for another"

@@ -237,11 +237,11 @@ async def test_the_timer_takes_no_checkpoint_of_nothing(bench: Bench) -> None:
     async def script() -> None:
         await bench.until(lambda: any("retiring lost rows has to wait" in line for line in bench.recorder.lines))
         before = len(bench.recorder.named("collector.checkpoint_opened"))
-        await anyio.sleep(2.5)
+        await anyio.sleep(0.3)
         assert len(bench.recorder.named("collector.checkpoint_opened")) == before
         bench.signals.send("SIGTERM")
 
-    assert (await bench.with_signals(gym, script, checkpoint_every_s=1.0)).exit_code == 0
+    assert (await bench.with_signals(gym, script, checkpoint_every_s=0.05)).exit_code == 0
 
 
 @pytest.mark.parametrize("retry_prepare", [0, 1, 2, 3])

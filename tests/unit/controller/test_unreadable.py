@@ -47,23 +47,15 @@ def bench(tmp_path: Path) -> UnreadableBench:
 async def two_checkpoints(bench: UnreadableBench) -> str:
     """The newer one's id."""
     gym = await slow_gym(bench.rows)
-
-    async def both() -> None:
-        await gym.busy.wait()
-        for count in (1, 2):
-            bench.signals.send("SIGUSR1")
-            await bench.until_published(count)
-
-    await bench.crash(gym, both)
-    return str(bench.recorder.named("collector.published")[-1]["checkpoint_id"])
+    await bench.crash(gym, lambda: bench.two_checkpoints(gym.busy))
+    return bench.published()
 
 
 @pytest.mark.parametrize("part", ["collection.json", "manifest.json", "records-"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 async def test_a_hiccup_of_the_disk_is_no_damage(bench: UnreadableBench, part: str, code: int) -> None:
-    newest = await two_checkpoints(bench)
-    bench.files = Unreadable(f"{newest}/", code, 0)
-    bench.files.part, bench.files.left = part, 2
+    await two_checkpoints(bench)
+    bench.files = Unreadable(part, code, 2)
     outcome = await bench.run(gym_of(), resume_from_cache=True)
     assert outcome.summary.continued == bench.rows and bench.files.left == 0
     assert not any("trying the one before" in line for line in bench.recorder.lines)
