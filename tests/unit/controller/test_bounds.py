@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from tests.unit.controller.bench import Bench, gym_of, slow_gym
 from tests.unit.controller.fake_gym import FakeGym, thread_disk
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 class Wordy(FakeGym):

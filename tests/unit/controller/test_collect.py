@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
 import pytest
 
@@ -13,11 +11,6 @@ from tests.unit.controller.bench import Bench, gym_of, slow_gym
 from tests.unit.controller.fake_gym import broken, not_ready
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ undisturbed

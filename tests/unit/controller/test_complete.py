@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import anyio
 import pytest
@@ -14,19 +13,9 @@ from gym_ckpt.errors import InvalidCheckpointState, NotCheckpointable
 from gym_ckpt.limits import FORGET_BATCH
 from tests.unit.controller.bench import Bench, gym_of, stop_in_the_middle
 from tests.unit.controller.fake_gym import FakeGym
-from tests.unit.controller.struck_files import StruckBench, struck_bench
+from tests.unit.controller.struck_files import StruckBench
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
-@pytest.fixture
-def struck(tmp_path: Path) -> StruckBench:
-    return struck_bench(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGTERM twice"])

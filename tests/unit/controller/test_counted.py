@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from gym_ckpt.controller.outcome import NOTHING_SAVED, lines_of
 from tests.unit.controller.bench import Bench, gym_of, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 async def test_rows_that_lose_what_they_continued_are_not_counted_as_continued(bench: Bench) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 from functools import partial
-from pathlib import Path
 
 import anyio
 import pytest
@@ -15,11 +14,6 @@ from gym_ckpt.limits import BUDGET_MAX_S, CLAIM_AGAIN_S, ONE_SIGTERM_MAX_S, PUBL
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 async def test_a_directory_of_another_run_is_refused_and_untouched(bench: Bench) -> None:

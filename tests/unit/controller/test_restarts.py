@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +14,6 @@ from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 async def test_a_restart_continues_every_row_of_the_checkpoint_one_attempt_later(bench: Bench) -> None:

@@ -14,19 +14,9 @@ from gym_ckpt.ports import FileSystem, Job
 from gym_ckpt.types import EpisodeId
 from tests.unit.controller.bench import PATIENCE_S, Bench, gym_of, slow_gym, stop_in_the_middle
 from tests.unit.controller.fake_gym import broken, not_ready
-from tests.unit.controller.struck_files import StruckBench, struck_bench
+from tests.unit.controller.struck_files import StruckBench
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
-@pytest.fixture
-def struck(tmp_path: Path) -> StruckBench:
-    return struck_bench(tmp_path)
 
 
 async def test_rows_wait_in_memory_while_the_output_cannot_be_written(struck: StruckBench) -> None:
