@@ -1,17 +1,19 @@
-"""A gym of real processes for a test: the demo's gym, with a supervisor and the words that a test needs.
+"""A gym of real processes for a test: the demo's gym, with a supervisor and the words that a test needs; and commands.
 
-`Cluster` is an async context manager; leaving it ends every process.
+`Cluster` and `running` are async context managers; leaving them ends every process.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import anyio
+import anyio.abc
 
 from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.supervisor import Supervisor
@@ -69,13 +71,12 @@ class Cluster:
                     return
                 await anyio.sleep(POLL_S)
 
-    async def until_published(self) -> dict[str, Any]:
-        """Wait for the collector's next published checkpoint, as traced."""
+    async def until_traced(self, event: str) -> None:
+        """Wait until the collector has said so."""
         with anyio.fail_after(WAIT_S):
-            while (found := self.gym.traced("collector.published")) is None:
+            while self.gym.traced(event) is None:
                 self.servers.check()
                 await anyio.sleep(POLL_S)
-            return found
 
     async def until_idle(self) -> None:
         """Wait until no participant is in a checkpoint any more."""
@@ -97,3 +98,43 @@ async def command(*words: str) -> tuple[int, str, str]:
     with anyio.fail_after(WAIT_S):
         done = await anyio.run_process([sys.executable, "-m", "gym_ckpt", *words], check=False)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+class Running:
+    """A `gym-ckpt` that runs, and what it has said on standard error so far."""
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        self.process = process
+        self.said = ""
+        self._over = False
+
+    async def read(self) -> None:
+        assert self.process.stderr is not None
+        async for chunk in self.process.stderr:
+            self.said += chunk.decode()
+        self._over = True
+
+    async def until(self, words: str) -> None:
+        with anyio.fail_after(WAIT_S):
+            while words not in self.said:
+                assert not self._over, f"it has ended, and never said {words!r}: {self.said}"
+                await anyio.sleep(POLL_S)
+
+    async def ended(self) -> int:
+        """Its exit status."""
+        with anyio.fail_after(WAIT_S):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running(*words: str) -> AsyncIterator[Running]:
+    argv = [sys.executable, "-m", "gym_ckpt", *words]
+    async with await anyio.open_process(argv) as process, anyio.create_task_group() as tasks:
+        each = Running(process)
+        tasks.start_soon(each.read)
+        try:
+            yield each
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()

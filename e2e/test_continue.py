@@ -12,16 +12,11 @@ import pytest
 from e2e.cluster import ROLLOUTS, Cluster, command
 from gym_ckpt.cli.demo_figures import compare, effects, lost_calls, read_saved
 from gym_ckpt.cli.demo_gym import COLLECTOR, SERVERS
+from gym_ckpt.limits import ONE_SIGTERM_S
 from gym_ckpt.wire import json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Production's event loop."""
-    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +69,7 @@ async def test_everything_killed_after_a_checkpoint_is_continued(tmp_path: Path,
         await cluster.collect(resume=False)
         await cluster.until_delivered(ROLLOUTS)
         assert (await command("checkpoint", str(cluster.gym.run_dir)))[0] == 0
-        await cluster.until_published()
+        await cluster.until_traced("collector.published")
         await anyio.sleep(0.3)
         assert await cluster.servers.kill_all() == len(SERVERS) + 1
         saved = read_saved(str(cluster.gym.run_dir))
@@ -93,7 +88,7 @@ async def test_a_killed_collector_with_surviving_servers_repeats_from_input(tmp_
         await cluster.collect(resume=False)
         await cluster.until_delivered(ROLLOUTS // 2)
         cluster.gym.ask_for_checkpoint(cluster.servers)
-        await cluster.until_published()
+        await cluster.until_traced("collector.published")
         await cluster.until_idle()
         await cluster.kill(COLLECTOR)
         await cluster.collect(resume=True)
@@ -111,7 +106,8 @@ async def test_a_second_sigterm_stops_at_once(tmp_path: Path) -> None:
         await cluster.until_delivered(1)
         cluster.servers.signal("agent", signal.SIGSTOP)  # so that the stop's checkpoint cannot end
         cluster.servers.signal(COLLECTOR, signal.SIGTERM)
-        await anyio.sleep(0.5)
+        await cluster.until_traced("collector.signal")
+        await anyio.sleep(2 * ONE_SIGTERM_S)  # two within that time are one
         cluster.servers.signal(COLLECTOR, signal.SIGTERM)
         assert await cluster.collected() == 143
         cluster.servers.signal("agent", signal.SIGCONT)

@@ -19,12 +19,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 ROWS = 4
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Production's event loop."""
-    return "asyncio"
-
-
 async def test_the_controller_of_the_docs_continues_what_it_had_sent(tmp_path: Path) -> None:
     page = executed("controller", "controller")
     first = [EpisodeId(f"row-{number}") for number in range(ROWS)]

@@ -12,12 +12,6 @@ from gym_ckpt.wire import json
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    """Production's event loop."""
-    return "asyncio"
-
-
 async def test_the_demo_finds_nothing_different(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     status, said, progress = await command("demo", "--rollouts", "8", "--json", "--keep", str(kept))

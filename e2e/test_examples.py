@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
-import anyio.abc
 import pytest
 
-from e2e.cluster import WAIT_S, command
+from e2e.cluster import command, running
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.wire import json
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.anyio]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SERVERS = 6
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    """Production's event loop."""
-    return "asyncio"
 
 
 def copied(folder: Path) -> Path:
@@ -43,43 +31,6 @@ def copied(folder: Path) -> Path:
         text = text.replace(slow, fast)
     (folder / "gym.toml").write_text(text)
     return folder / "gym.toml"
-
-
-class Running:
-    """A command that runs, and what it has said so far."""
-
-    def __init__(self, process: anyio.abc.Process) -> None:
-        self.process = process
-        self.said = ""
-
-    async def read(self) -> None:
-        assert self.process.stderr is not None
-        async for chunk in self.process.stderr:
-            self.said += chunk.decode()
-
-    async def until(self, words: str) -> None:
-        with anyio.fail_after(WAIT_S):
-            while words not in self.said:
-                assert self.process.returncode is None, self.said
-                await anyio.sleep(0.05)
-
-    async def ended(self) -> int:
-        with anyio.fail_after(WAIT_S):
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def running(*words: str) -> AsyncIterator[Running]:
-    argv = [sys.executable, "-m", "gym_ckpt", *words]
-    async with await anyio.open_process(argv) as process, anyio.create_task_group() as tasks:
-        each = Running(process)
-        tasks.start_soon(each.read)
-        try:
-            yield each
-        finally:
-            if process.returncode is None:
-                process.send_signal(signal.SIGKILL)
-            await process.wait()
 
 
 async def test_the_example_is_stopped_and_goes_on(tmp_path: Path) -> None:
