@@ -17,7 +17,7 @@ from gym_ckpt.adapters.uvicorn_server import UvicornServer
 from gym_ckpt.errors import PeerLost, PeerTimeout, PeerUnreachable, TransportError
 from gym_ckpt.ports import HttpClient, Ports, Receive, Send
 from sim.world import World, run_world
-from tests.unit.adapters.loopback import free_port
+from tests.unit.adapters.loopback import AT_ONCE_S, free_port
 
 SOON_S = 0.2
 LIMIT_S = 20.0
@@ -89,7 +89,7 @@ class Peer:
             case "/slow":
                 await start()
                 await part(b"one")
-                await anyio.sleep(3 * SOON_S)
+                await anyio.sleep(1.1 * AT_ONCE_S)
                 await part(b"two", more=False)
 
 
@@ -255,7 +255,7 @@ def test_a_time_out_limits_a_whole_answer_and_only_the_head_of_a_stream(play: Ca
     async def body(here: Here) -> None:
         assert await here.fails("/slow", timeout_s=SOON_S) is PeerTimeout
         assert await here.fails("/waits", timeout_s=SOON_S) is PeerTimeout
-        async with here.http.stream("GET", f"{here.url}/slow", timeout_s=SOON_S) as reply:
+        async with here.http.stream("GET", f"{here.url}/slow", timeout_s=AT_ONCE_S) as reply:
             assert [chunk async for chunk in reply.chunks()] == [b"one", b"two"]
         assert await here.saw(1) == ["http.disconnect"]
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 
 import anyio
 
+from gym_ckpt.adapters.http_client import HttpxClient
 from gym_ckpt.adapters.uvicorn_server import UvicornServer
 from gym_ckpt.ports import Receive, Scope, Send
 
 STARTED_S = 10.0
 """Longest wait of a test for something that happens at once on an idle machine."""
+AT_ONCE_S = 1.0
+"""A time-out within which that happens on a busy machine, too, where a test waits for longer than it."""
 
 
 @dataclass
@@ -120,3 +123,14 @@ async def serving(
         finally:
             app.release.set()
             stop.cancel()
+
+
+async def burst(client: HttpxClient, app: Application, url: str, calls: int) -> None:
+    """So many calls in flight at once."""
+    app.release = anyio.Event()
+    async with anyio.create_task_group() as group:
+        for _ in range(calls):
+            group.start_soon(client.request, "GET", f"{url}/hold")
+        while app.in_flight < calls:
+            await anyio.sleep(0.001)
+        app.release.set()

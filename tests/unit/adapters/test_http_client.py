@@ -16,7 +16,7 @@ import pytest
 from gym_ckpt.adapters.http_client import HttpxClient, ScalingTransport
 from gym_ckpt.errors import PeerLost, PeerTimeout, PeerUnreachable
 from sim.headers import check_headers
-from tests.unit.adapters.loopback import STARTED_S, Application, free_port, serving
+from tests.unit.adapters.loopback import AT_ONCE_S, STARTED_S, Application, burst, free_port, serving
 
 pytestmark = pytest.mark.anyio
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])  # uvicorn runs on nothing else
@@ -73,12 +73,7 @@ async def test_idle_connections_are_bounded() -> None:
     app = Application()
     transport = ScalingTransport(idle_max=3)
     async with serving(app) as (url, _), HttpxClient(transport) as client:
-        async with anyio.create_task_group() as group:
-            for _ in range(8):
-                group.start_soon(client.request, "GET", f"{url}/hold")
-            while app.in_flight < 8:
-                await anyio.sleep(0.001)
-            app.release.set()
+        await burst(client, app, url, 8)
         assert (transport.opened, transport.idle_count) == (8, 3)
 
 
@@ -201,10 +196,10 @@ async def test_a_reply_that_takes_too_long_may_have_been_processed() -> None:
         with pytest.raises(PeerTimeout):
             async with client.stream("POST", f"{url}/hold", timeout_s=0.1):
                 raise AssertionError("there are no headers yet")
-        async with client.stream("POST", f"{url}/drip", timeout_s=0.2) as reply:
+        async with client.stream("POST", f"{url}/drip", timeout_s=AT_ONCE_S) as reply:
             chunks = reply.chunks()
             await anext(chunks)
-            await anyio.sleep(0.3)
+            await anyio.sleep(1.1 * AT_ONCE_S)
             app.release.set()
             assert await anext(chunks) == b"two", "the time-out of a stream ends with the headers"
 
@@ -288,17 +283,22 @@ async def test_a_connection_reset_in_mid_reply_is_lost() -> None:
 
 async def test_a_kept_connection_that_the_peer_closed_is_not_used_again() -> None:
     served = []
+    closed = anyio.Event()
 
     async def once(stream: anyio.abc.SocketStream) -> None:
         served.append(await stream.receive())
         await stream.send(OK)
+        await stream.aclose()
+        closed.set()
 
     transport = ScalingTransport()
     async with peer(once) as url, HttpxClient(transport) as client:
         for number in range(1, 4):
+            closed = anyio.Event()
             assert (await client.request("POST", f"{url}/x")).body == b"ok"
             assert len(served) == number
-            await anyio.sleep(0.02)  # until the peer's end of it has arrived
+            with anyio.fail_after(STARTED_S):
+                await closed.wait()
     assert (transport.opened, len(served)) == (3, 3)
 
 

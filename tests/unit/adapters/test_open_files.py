@@ -6,26 +6,14 @@ import resource
 import subprocess
 import sys
 
-import anyio
 import pytest
 
 from gym_ckpt.adapters.http_client import HttpxClient, ScalingTransport
 from gym_ckpt.errors import PeerUnreachable
-from tests.unit.adapters.loopback import Application, serving
+from tests.unit.adapters.loopback import Application, burst, serving
 from tests.unit.adapters.test_http_client import on_asyncio
 
 pytestmark = pytest.mark.anyio
-
-
-async def burst(client: HttpxClient, app: Application, url: str, calls: int) -> None:
-    """So many calls in flight at once."""
-    app.release = anyio.Event()
-    async with anyio.create_task_group() as group:
-        for _ in range(calls):
-            group.start_soon(client.request, "GET", f"{url}/hold")
-        while app.in_flight < calls:
-            await anyio.sleep(0.001)
-        app.release.set()
 
 
 @on_asyncio
@@ -53,7 +41,7 @@ import asyncio, resource
 from contextlib import AsyncExitStack
 resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW))
 from gym_ckpt.adapters.system import production_ports
-from tests.unit.adapters.loopback import Application, serving
+from tests.unit.adapters.loopback import Application, burst, serving
 
 async def main():
     apps = [Application() for _ in range(4)]

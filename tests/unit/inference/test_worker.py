@@ -7,6 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
+import trio.testing
 
 from gym_ckpt.inference import worker as worker_module
 from gym_ckpt.inference.completion import Completion
@@ -146,15 +148,20 @@ async def test_started_and_finished_are_traced() -> None:
     assert (started["prompt_tokens"], finished["tokens"]) == (len(turn.prompt_ids), len(turn.ids))
 
 
-async def test_silence_is_filled_with_keep_alives_that_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """INV-13: until the first step is due only headers and keep-alives were sent."""
+def test_silence_is_filled_with_keep_alives_that_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """INV-13: until the first step is due only headers and keep-alives were sent. In virtual time: they are counted."""
     monkeypatch.setattr(worker_module, "KEEP_ALIVE_S", 0.025)
-    exchange = await ask(worker(Trace(), tokens_per_s=100), user("[[turns=0 tokens=15]]"), stream=True)
+    messages = user("[[turns=0 tokens=15]]")
+
+    async def asked() -> Exchange:
+        return await ask(worker(Trace(), tokens_per_s=100), messages, stream=True)
+
+    exchange = trio.run(asked, clock=trio.testing.MockClock(autojump_threshold=0))
     kept = exchange.chunks.count(KEEP_ALIVE)
     assert kept == 3 + 3, "each of two steps of 80 ms has three pauses of 25 ms before its end"
     detector = StartDetector()
     assert [detector.starts(chunk) for chunk in exchange.chunks] == [False] * 3 + [True] * 5
-    assert assembled(exchange)["message"]["content"] == plan(messages_of(user("[[turns=0 tokens=15]]")), seed=7).text
+    assert assembled(exchange)["message"]["content"] == plan(messages_of(messages), seed=7).text
 
 
 async def test_many_generations_run_beside_each_other() -> None:
