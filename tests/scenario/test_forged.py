@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gym_ckpt.limits import LEDGER_ATTEMPTS_MAX
-from gym_ckpt.ports import Job
 from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.manifest import ManifestHead
 from gym_ckpt.storage.records import AbortFlag, write_records
 from gym_ckpt.types import EpisodeId, Kind
@@ -43,17 +43,11 @@ def agent(opened: Mapping[str, Any] = OPENED, **state: Any) -> dict[str, Any]:
     return {"opened": opened, "state": {"messages": []} | state}
 
 
-def run(job: Job[Any], world: World) -> None:
-    steps = job(world.disk.view("forger"))
-    for _ in steps:
-        pass
-
-
 async def restored(ask: Ask, world: World, server: str, states: States) -> tuple[int, bytes]:
     """What the server says to a restore of a checkpoint that holds these states of its own."""
     head = ManifestHead(kind=KINDS[server], instance=server, checkpoint_id="c-1")
     world.disk.make_dirs(DIRECTORY)
-    run(write_records(DIRECTORY, head, lines(states), AbortFlag(), "0" * 16), world)
+    finish(world.disk.view("forger"), write_records(DIRECTORY, head, lines(states), AbortFlag(), "0" * 16))
     episodes = [EpisodeId.from_key(key) for key in states]
     refs = [{"rollout_id": each.rollout_id, "attempt": each.attempt} for each in episodes]
     body = {"checkpoint_id": "x", "deadline_ts": FAR, "checkpoint_dir": DIRECTORY, "episode_ids": refs}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar, cast
 
 import pytest
 
@@ -14,22 +13,11 @@ from gym_ckpt.cli.config_types import SERVER_KINDS
 from gym_ckpt.cli.show import show_config
 from gym_ckpt.controller.input import read_input
 from gym_ckpt.gyms import SHIPPED
-from gym_ckpt.ports import Job
 from gym_ckpt.settings import CollectSettings, ResourcesSettings
+from gym_ckpt.storage.files import finish
 from gym_ckpt.wire import json
 
-T = TypeVar("T")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-def done(job: Job[T]) -> T:
-    """Run a job to its end."""
-    steps = job(PosixFileSystem())
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return cast(T, end.value)
 
 
 def collect_settings() -> CollectSettings:
@@ -62,7 +50,7 @@ def test_what_a_run_writes_is_ignored_by_git() -> None:
 
 def test_the_tasks_are_read_and_seed_the_example_gym() -> None:
     collect = collect_settings()
-    read = done(read_input(collect.input, collect.repeats))
+    read = finish(PosixFileSystem(), read_input(collect.input, collect.repeats))
     assert len(read.tasks) == 12 * collect.repeats
     assert len(set(read.tasks.values())) == 12
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -12,24 +11,14 @@ from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.inspect import NoSuchEpisode, inspect_directory, size_text
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
-from gym_ckpt.ports import Job
 from gym_ckpt.storage import AbortFlag, ManifestHead, layout, publish, write_records
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.ledger import Exported
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from tests.unit.ledger.given import chain
 
-T = TypeVar("T")
-Shown = Callable[..., tuple[Any, bool]]
-
-
-def done(job: Job[T]) -> T:
-    steps = job(PosixFileSystem())
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+FILES = PosixFileSystem()
 
 
 def committed(run_dir: Path, checkpoint_id: str, token: str) -> None:
@@ -40,7 +29,7 @@ def committed(run_dir: Path, checkpoint_id: str, token: str) -> None:
             for name in ("r1", "r2")
         ]
         head = ManifestHead(kind=kind, instance=instance, checkpoint_id=checkpoint_id)
-        done(write_records(directory, head, records, AbortFlag(), token))
+        finish(FILES, write_records(directory, head, records, AbortFlag(), token))
 
 
 @pytest.fixture
@@ -51,7 +40,7 @@ def run_dir(tmp_path: Path) -> Path:
     for number in (1, 2):
         committed(path, f"c{number}", f"{number:016x}")
         held = {"continued": [{"rollout_id": "r1", "attempt": 1}], "restarted": [], "created_at": 5.0}
-        done(publish(str(path), f"c{number}", held, f"{number:016x}"))
+        finish(FILES, publish(str(path), f"c{number}", held, f"{number:016x}"))
     committed(path, "c3", f"{3:016x}")
     return path
 
@@ -107,8 +96,8 @@ def captured(tmp_path: Path) -> tuple[Path, dict[str, list[str]]]:
             state = Exported(episode, tuple(rows)).state()
             records.append(json.dumps({"episode": {"rollout_id": name, "attempt": 1}, "state": state}))
         head = ManifestHead(kind=Kind.MODEL, instance=instance, checkpoint_id="c1")
-        done(write_records(directory, head, records, AbortFlag(), "1" * 16))
-    done(publish(str(path), "c1", {"continued": [], "restarted": [], "created_at": 5.0}, "1" * 16))
+        finish(FILES, write_records(directory, head, records, AbortFlag(), "1" * 16))
+    finish(FILES, publish(str(path), "c1", {"continued": [], "restarted": [], "created_at": 5.0}, "1" * 16))
     return path, keys
 
 

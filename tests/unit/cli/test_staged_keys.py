@@ -12,12 +12,13 @@ from gym_ckpt.cli.main import cli
 from gym_ckpt.cli.staged_keys import list_staged_keys
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState
 from gym_ckpt.storage import AbortFlag, ManifestHead, layout, publish, write_records
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.ledger import Exported
 from gym_ckpt.storage.tokens import encode, path_of
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import StagedCall
-from tests.unit.cli.test_inspect import done
+from tests.unit.cli.test_inspect import FILES
 from tests.unit.ledger.given import chain
 
 
@@ -34,9 +35,9 @@ def held(tmp_path: Path) -> tuple[Path, Path, list[str]]:
         state = Exported(EpisodeId("r1", 1), tuple(rows)).state()
         head = ManifestHead(kind=Kind.MODEL, instance="policy", checkpoint_id=f"c{number}")
         record = json.dumps({"episode": {"rollout_id": "r1", "attempt": 1}, "state": state})
-        done(write_records(directory, head, [record], AbortFlag(), f"{number:016x}"))
+        finish(FILES, write_records(directory, head, [record], AbortFlag(), f"{number:016x}"))
         about = {"continued": [], "restarted": [], "created_at": 5.0}
-        done(publish(str(run), f"c{number}", about, f"{number:016x}"))
+        finish(FILES, publish(str(run), f"c{number}", about, f"{number:016x}"))
     for key, call in all_calls.items():
         path = Path(path_of(str(tokens), key))
         path.parent.mkdir(parents=True, exist_ok=True)

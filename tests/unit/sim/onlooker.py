@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from gym_ckpt.controller.published import collection_of
-from gym_ckpt.ports import Job
 from gym_ckpt.storage import layout
+from gym_ckpt.storage.files import finish
 from gym_ckpt.storage.manifest import ManifestHead
 from gym_ckpt.storage.publication import publish
 from gym_ckpt.storage.records import AbortFlag, write_records
@@ -20,7 +20,6 @@ from sim.reference import Output, Reference
 from sim.workload import workload
 from sim.world import World
 
-T = TypeVar("T")
 NOTHING = Reference(Output((), (), (), ()), {}, {}, {"r": 2})
 MEMBERS = {"environment": Kind.ENVIRONMENT, "agent": Kind.AGENT, "policy": Kind.MODEL, "inventory": Kind.RESOURCES}
 Records = Mapping[str, Mapping[str, Any]]
@@ -93,15 +92,6 @@ class Onlooker:
 
     # The disk.
 
-    def run(self, job: Job[T]) -> T:
-        steps = job(self.files)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-
     def token(self) -> str:
         self._tokens += 1
         return f"{self._tokens:016x}"
@@ -111,7 +101,7 @@ class Onlooker:
         directory = layout.checkpoint_dir(RUN_DIR, checkpoint_id)
         for node, states in records.items():
             head = ManifestHead(kind=MEMBERS[node], instance=node, checkpoint_id=checkpoint_id)
-            self.run(write_records(directory, head, lines(states), AbortFlag(), self.token()))
+            finish(self.files, write_records(directory, head, lines(states), AbortFlag(), self.token()))
         return directory
 
     def publish(self, checkpoint_id: str, records: Records, continued: list[str] | None = None) -> None:
@@ -128,7 +118,7 @@ class Onlooker:
         collection = collection_of(
             run_id="x", run="x", created_at=0.0, continued=(), restarted=(), participants=participants
         )
-        self.run(publish(RUN_DIR, checkpoint_id, collection, self.token()))
+        finish(self.files, publish(RUN_DIR, checkpoint_id, collection, self.token()))
 
     def say_published(self, checkpoint_id: str, continued: list[str]) -> None:
         self.emit("controller", "collector.published", checkpoint_id=checkpoint_id, certain=True, continued=continued)

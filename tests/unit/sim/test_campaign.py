@@ -30,8 +30,8 @@ from sim.oracle import Violation
 from sim.rare import RARE
 from sim.report import failure_id
 from sim.run import Verdict, run_seed
+from tests.unit.sim.planted import BUG, failing_seed
 
-BUG = "mark-after-stop"
 Fake = Callable[[int], None]
 
 
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_shrinking_and_what_was_found_is_told(
 
 
 def test_a_failure_is_shrunk_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = failing()
+    verdict = run_seed(failing_seed(), bug=BUG, brief=True)
     assert len(verdict.plan.faults) > 1
     monkeypatch.setattr(jobs, "SHRINK_S", 0.0)
     assert jobs.explained(verdict.seed, "default", BUG).plan == verdict.plan
@@ -133,7 +133,7 @@ def test_a_failure_is_shrunk_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_old_plan_and_what_its_seed_draws_now_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "SHRINK_S", 0.0)
-    verdict = failing()
+    verdict = run_seed(failing_seed(), bug=BUG, brief=True)
     older = replace_of(verdict.plan, chaos_s=verdict.plan.chaos_s + 1.0)
     drawn = jobs.explained(verdict.seed, "default", BUG, dump(verdict.plan))
     old, again = (jobs.explained(verdict.seed, "default", BUG, dump(older)) for _ in range(2))
@@ -141,11 +141,6 @@ def test_an_old_plan_and_what_its_seed_draws_now_are_kept_apart(monkeypatch: pyt
     assert failure_id(drawn) == name
     assert old.violations and failure_id(old) == failure_id(again)
     assert re.fullmatch(f"{name}-[0-9a-f]{{8}}", failure_id(old))
-
-
-def failing() -> Verdict:
-    verdicts = (run_seed(seed, bug=BUG, brief=True) for seed in range(40))
-    return next(verdict for verdict in verdicts if verdict.violations)
 
 
 def test_a_run_without_end_is_killed_and_is_a_failure(
@@ -219,8 +214,7 @@ def test_a_long_run_does_not_keep_what_its_nodes_left_behind() -> None:
 
 
 def test_a_brief_run_finds_the_same_first() -> None:
-    seed = next(seed for seed in range(40) if run_seed(seed, bug=BUG, brief=True).violations)
-    brief, whole = (run_seed(seed, bug=BUG, brief=brief) for brief in (True, False))
+    brief, whole = (run_seed(failing_seed(), bug=BUG, brief=brief) for brief in (True, False))
     assert brief.violations[0] == whole.violations[0] and brief.events <= whole.events
 
 
@@ -237,23 +231,22 @@ def test_a_run_that_is_another_one_in_a_second_process_is_a_failure(monkeypatch:
 
 
 def test_a_run_that_fails_at_once_is_not_counted_as_done_twice(history: History) -> None:
-    seed = next(seed for seed in range(40) if run_seed(seed, bug=BUG, brief=True).violations)
     history.begin("default", 1)
-    outcome = run_job(Job(seed, "default", BUG, twice=True))
+    outcome = run_job(Job(failing_seed(), "default", BUG, twice=True))
     history.record([outcome])
     figures = Figures()
     figures.add(outcome)
     assert figures.failed == [outcome] and figures.twice == 0 and history.twice() == 0
 
 
-def test_the_share_that_is_done_twice_is_what_was_asked_for(quick: Callable[[Fake], None]) -> None:
+def test_the_share_that_is_done_twice_is_what_was_asked_for(
+    quick: Callable[[Fake], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     quick(lambda _: None)
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patched:
-        patched.setattr(jobs, "compared", lambda verdict: verdict)
-        assert campaign(range(30), "default", jobs=1, double=1.0).figures.twice == 30
-        assert 60 < campaign(range(1000), "default", jobs=1, double=0.1).figures.twice < 140
-        assert campaign(range(30), "default", jobs=1).figures.twice == 0
+    monkeypatch.setattr(jobs, "compared", lambda verdict: verdict)
+    assert campaign(range(30), "default", jobs=1, double=1.0).figures.twice == 30
+    assert 60 < campaign(range(1000), "default", jobs=1, double=0.1).figures.twice < 140
+    assert campaign(range(30), "default", jobs=1).figures.twice == 0
 
 
 # --------------------------------------------------------------------------------- the history
@@ -290,7 +283,7 @@ def test_the_next_campaign_on_the_same_code_takes_what_was_left_out(
     assert next(history.untried("chaos")) == 0
     campaign(islice(history.untried("default"), 13), "default", jobs=2, history=history)
     assert next(history.untried("default")) == 24
-    with closing(sqlite3.connect(HISTORY_OF(history))) as db:
+    with closing(sqlite3.connect(path_of(history))) as db:
         assert db.execute("select count(*), count(distinct seed), min(seed) from runs").fetchone() == (25, 25, 0)
         assert db.execute("select ok, profile, jobs from campaigns").fetchone() == (1, "default", 2)
 
@@ -307,7 +300,7 @@ def test_without_seeds_the_command_goes_on_with_them(tmp_path: Path, monkeypatch
     assert seeds[:3] == [1, 2, 0] and seeds[3:] == [*range(3, len(seeds))]
 
 
-def HISTORY_OF(history: History) -> str:
+def path_of(history: History) -> str:
     (row,) = [row for row in history._db.execute("pragma database_list") if row[1] == "main"]
     return str(row[2])
 
@@ -341,7 +334,7 @@ def test_the_summary_says_what_was_not_tested_and_what_was_slow(quick: Callable[
 
 def test_one_failure_of_each_kind_is_shrunk_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    seed = next(seed for seed in range(40) if run_seed(seed, bug=BUG, brief=True).violations)
+    seed = failing_seed()
     summary = campaign(range(seed, seed + 1), "default", jobs=1, bug=BUG)
     assert summary.first is not None and not summary.ok and len(summary.explained) == 1
     first = summary.figures.failed[0].violation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,20 +11,10 @@ from gym_ckpt.participants.ledger_routes import LEDGER_ROOT
 from sim.oracle.calls import has_data
 from sim.oracle.ledger import Owed
 from tests.unit.sim.onlooker import Onlooker, checkpoint
+from tests.unit.sim.stories import Stories, Story, check_right, check_wrong
 
-Story = Callable[[Onlooker, bool], None]
-STORIES: list[tuple[int, tuple[int, ...], Story]] = []
+story = Stories()
 COMPLETIONS = "/ng-rollout/r/v1/chat/completions"
-
-
-def story(number: int, *also: int) -> Callable[[Story], Story]:
-    """A story in which, gone wrong, exactly this invariant breaks, and those that cannot but break with it."""
-
-    def add(told: Story) -> Story:
-        STORIES.append((number, also, told))
-        return told
-
-    return add
 
 
 def later(on: Onlooker, seconds: float) -> None:
@@ -353,22 +343,14 @@ def a_rollout_is_forgotten_before_its_row_is_durable(on: Onlooker, wrong: bool) 
 # ------------------------------------------------------------------------------------------------- told
 
 
-NAMES = [f"INV-{number}-{told.__name__}" for number, _, told in STORIES]
-
-
-@pytest.mark.parametrize(("number", "also", "told"), STORIES, ids=NAMES)
+@story.each
 def test_what_goes_wrong_is_seen_and_named(number: int, also: tuple[int, ...], told: Story) -> None:
-    on = Onlooker()
-    told(on, True)
-    assert on.found == {f"INV-{each}" for each in (number, *also)}, on.oracle.violations
+    check_wrong(told, number, *also)
 
 
-@pytest.mark.parametrize(("number", "also", "told"), STORIES, ids=NAMES)
+@story.each
 def test_what_goes_well_is_looked_at_and_passes(number: int, also: tuple[int, ...], told: Story) -> None:
-    on = Onlooker()
-    told(on, False)
-    assert on.oracle.violations == []
-    assert on.checked(number) > 0, "the check never looked"
+    check_right(told, number)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

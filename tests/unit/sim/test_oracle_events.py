@@ -5,25 +5,10 @@ Long because it tells a story, right and wrong, for each rule of each check.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
 from tests.unit.sim.onlooker import Onlooker, checkpoint
+from tests.unit.sim.stories import Stories, Story, check_right, check_wrong
 
-Story = Callable[[Onlooker, bool], None]
-"""What happens; with True, gone wrong."""
-STORIES: list[tuple[int, tuple[int, ...], Story]] = []
-
-
-def story(number: int, *also: int) -> Callable[[Story], Story]:
-    """A story in which, gone wrong, exactly this invariant breaks, and those that cannot but break with it."""
-
-    def add(told: Story) -> Story:
-        STORIES.append((number, also, told))
-        return told
-
-    return add
+story = Stories()
 
 
 # ------------------------------------------------------------------------------------------------- gate
@@ -538,22 +523,14 @@ def a_finished_row_is_sent(on: Onlooker, wrong: bool) -> None:
 # ------------------------------------------------------------------------------------------------- told
 
 
-NAMES = [f"INV-{number}-{told.__name__}" for number, _, told in STORIES]
-
-
-@pytest.mark.parametrize(("number", "also", "told"), STORIES, ids=NAMES)
+@story.each
 def test_what_goes_wrong_is_seen_and_named(number: int, also: tuple[int, ...], told: Story) -> None:
-    on = Onlooker()
-    told(on, True)
-    assert on.found == {f"INV-{each}" for each in (number, *also)}, on.oracle.violations
+    check_wrong(told, number, *also)
 
 
-@pytest.mark.parametrize(("number", "also", "told"), STORIES, ids=NAMES)
+@story.each
 def test_what_goes_well_is_looked_at_and_passes(number: int, also: tuple[int, ...], told: Story) -> None:
-    on = Onlooker()
-    told(on, False)
-    assert on.oracle.violations == []
-    assert on.checked(number) > 0, "the check never looked"
+    check_right(told, number)
 
 
 def test_a_violation_says_where_it_happened() -> None:

@@ -18,21 +18,19 @@ from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 from sim import report
-from sim.campaign import explained
 from sim.oracle import Violation
 from sim.replay import of_file, recorded, refusal, replay, replay_until
 from sim.report import last_rows, screen, write_artefact
 from sim.run import Verdict, run_seed
 from sim.stop import Until
+from tests.unit.sim.planted import BUG, failure
 
 ROOT = Path(__file__).resolve().parents[3]
-BUG = "mark-after-stop"
 
 
 @pytest.fixture(scope="module")
 def failing() -> Verdict:
-    seed = next(seed for seed in range(40) if run_seed(seed, bug=BUG).violations)
-    return explained(seed, "default", BUG)
+    return failure()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
 
 import pytest
 from msgspec.structs import replace
@@ -16,8 +15,8 @@ from sim.report import as_json, screen
 from sim.run import run_seed
 from sim.shrink import shrink
 from sim.twin import same_again
+from tests.unit.sim.planted import BUG, failing_seed, failure
 
-BUG = "mark-after-stop"
 CRASH = Crash(("agent",), At(1.0), Restart("whole", 2.0), silent=True)
 PLAN = Plan(
     Setup(workload=3, every_s=0.8, keep=1),
@@ -72,22 +71,17 @@ def test_a_parameter_without_a_default_stays(fault: Fault) -> None:
     assert type(left) is type(fault) and left.words()
 
 
-@lru_cache
-def failing() -> int:
-    return next(seed for seed in range(60) if run_seed(seed, bug=BUG, brief=True).violations)
-
-
 def test_a_small_plan_was_run_twice_and_says_so() -> None:
-    verdict = explained(failing(), "default", BUG)
+    verdict = failure()
     assert verdict.confirmed and same_again(verdict)
     assert "plan, run twice and broken the same, event for event:" in screen(verdict, "this test")
     assert as_json(verdict)["confirmed"] is True
 
 
 def test_one_that_is_another_run_the_second_time_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = run_seed(failing(), bug=BUG, keep_all_rows=True)
+    drawn = run_seed(failing_seed(), bug=BUG, keep_all_rows=True)
     monkeypatch.setattr(jobs, "same_again", lambda verdict: False)
-    verdict = explained(failing(), "default", BUG)
+    verdict = explained(failing_seed(), "default", BUG)
     assert not verdict.confirmed and verdict.plan == drawn.plan and verdict.hash == drawn.hash
     assert "\nplan:\n" in screen(verdict, "this test")
     assert not same_again(dataclasses.replace(drawn, hash="another")) and same_again(drawn)
