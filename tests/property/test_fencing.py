@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.types import EpisodeId
-from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.world import World
-from tests.property.toys import TOKEN, Toy, serve
+from tests.property.toys import URL, Toy, control, serve
 
 R, S, T = EpisodeId("r"), EpisodeId("s"), EpisodeId("t")
-URL = "http://model:80"
 OPERATIONS = ("prepare", "commit", "restore", "renew")
 HELD_S = 30.0
 Beside = Literal["", "prepare", "restore"]
@@ -35,17 +32,6 @@ class Restarting(Toy):
 
     async def release(self, episodes: Any) -> None:
         await anyio.sleep(HELD_S if S in episodes else 0)
-
-
-async def ask(world: World, operation: str, checkpoint_id: str, budget_s: float, **more: Any) -> tuple[int, Any]:
-    body = {"checkpoint_id": checkpoint_id, "deadline_ts": 4e9, "budget_s": budget_s, **more}
-    if operation == "retire":
-        del body["checkpoint_id"]
-    headers = (("authorization", f"Bearer {TOKEN}"),)
-    reply = await world.client().request(
-        "POST", URL + CONTROL_PREFIX + operation, headers=headers, body=json.dumps(body), timeout_s=HELD_S
-    )
-    return reply.status, json.loads(reply.body)
 
 
 def target(operation: str, directory: str) -> dict[str, Any]:
@@ -72,19 +58,20 @@ def test_a_late_call_is_told_that_it_is_stale_before_anything_else(
         node.start()
         await anyio.sleep(0.1)
         if was != "nothing":
-            await ask(world, was, "old", 1.0, **target(was, "/run/nowhere"))
-        assert (await ask(world, "resume", "old", 1.0))[0] == 200
+            await control(world, was, "old", **target(was, "/run/nowhere"))
+        assert (await control(world, "resume", "old"))[0] == 200
         if served:
             assert (await world.client().request("POST", tagged(URL, T, "/add"), body=b"{}")).status == 200
         async with anyio.create_task_group() as tasks:
             if held:
                 retired = [{"rollout_id": S.rollout_id, "attempt": 0}]
-                tasks.start_soon(lambda: ask(world, "retire", "", HELD_S, episode_ids=retired))
+                tasks.start_soon(lambda: control(world, "retire", budget_s=HELD_S, episode_ids=retired))
                 await anyio.sleep(0.1)
             elif beside:
-                await ask(world, beside, "another", 5.0, **target(beside, "/run/nowhere"))
+                await control(world, beside, "another", budget_s=5.0, **target(beside, "/run/nowhere"))
             began = world.now
-            status, reply = await ask(world, operation, "old", -1.0 if late else 1.0, **target(operation, directory))
+            told = {"budget_s": -1.0 if late else 1.0, **target(operation, directory)}
+            status, reply = await control(world, operation, "old", **told)
             assert (status, reply["error"]["code"]) == (409, "stale_checkpoint"), reply
             assert world.now - began < 0.1, "it need not wait to know"
             tasks.cancel_scope.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 
@@ -14,8 +14,13 @@ from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.install import install
 from gym_ckpt.runtime.participant import Participant, Record, up_to
 from gym_ckpt.types import EpisodeId, Kind
+from gym_ckpt.wire import json
+from gym_ckpt.wire.messages import CONTROL_PREFIX
+from sim.world import World
 
 TOKEN = "toy"
+URL = "http://model:80"
+"""Where a toy listens that is alone in its world."""
 
 
 class Toy(Participant):
@@ -69,3 +74,13 @@ async def serve(toy: Toy, url: str, grace_s: float = 10.0) -> None:
         app = install(Router((Route("POST", "/add", toy.add),)), control, TOKEN)
         await toy.ports.server.serve(app, url, ready=lambda: None)
         tasks.cancel_scope.cancel()
+
+
+async def control(world: World, operation: str, checkpoint_id: str = "", **more: Any) -> tuple[int, Any]:
+    """One control call of the toy at `URL`, with a second for it unless told otherwise: status, and what it says."""
+    body: dict[str, Any] = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
+    body |= {"deadline_ts": 4e9, "budget_s": 1.0, **more}
+    method, data = ("GET", b"") if operation == "status" else ("POST", json.dumps(body))
+    headers = (("authorization", f"Bearer {TOKEN}"),)
+    reply = await world.client().request(method, URL + CONTROL_PREFIX + operation, headers=headers, body=data)
+    return reply.status, json.loads(reply.body)

@@ -8,15 +8,11 @@ from gym_ckpt.errors import NotLossless
 from gym_ckpt.limits import JSON_DEPTH_MAX, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import CLAIM_PATH
 from gym_ckpt.runtime.asgi import tagged
-from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from sim.cluster import until
 from sim.world import World
 from tests.scenario.asserting_gym import Oops
-from tests.scenario.test_hostile import Ask, ask_servers
-from tests.scenario.test_judged_once import say, seeded
-
-R = EpisodeId("r")
+from tests.scenario.servers import Ask, R, ask_servers, say, seeded
 
 
 def run_of(task: object) -> bytes:

@@ -20,25 +20,22 @@ from gym_ckpt.limits import (
 )
 from gym_ckpt.participants import gate
 from gym_ckpt.participants.captured import LedgerBook
-from gym_ckpt.participants.resources import COOKIE
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime import transfer
-from gym_ckpt.runtime.asgi import cookie_in, tagged
+from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.runtime.participant import Record
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
 from gym_ckpt.storage import records
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
 from gym_ckpt.wire.sse import KEEP_ALIVE
 from sim.cluster import LEDGER as SHARED
 from sim.world import World
-from tests.property.toys import TOKEN as TOY_TOKEN
-from tests.property.toys import Toy, serve
+from tests.property.toys import URL, Toy, control, serve
 from tests.scenario.gate import LEDGER, Stage, play, settle
 from tests.scenario.ledger import Shop
+from tests.scenario.servers import Ask, ask_servers, say, seeded
 from tests.scenario.test_bookkeeping import ASKS, STAGED, TOKENS
-from tests.scenario.test_hostile import Ask, ask_servers
 
 R = EpisodeId("r")
 MOST = 4096
@@ -198,27 +195,20 @@ def test_a_record_that_is_too_long_fails_its_checkpoint_and_names_its_episode(mo
 
     async def main(ports: Ports) -> None:
         toys.append(Long("model", ports))
-        await serve(toys[-1], "http://model:80")
-
-    async def ask(world: World, operation: str, checkpoint_id: str, **more: Any) -> tuple[int, Any]:
-        body = json.dumps({"checkpoint_id": checkpoint_id, "deadline_ts": 4e9, "budget_s": 5.0, **more})
-        url = f"http://model:80{CONTROL_PREFIX}{operation}"
-        headers = (("authorization", f"Bearer {TOY_TOKEN}"),)
-        reply = await world.client().request("POST", url, headers=headers, body=body)
-        return reply.status, json.loads(reply.body)
+        await serve(toys[-1], URL)
 
     async def script(world: World) -> None:
         node = world.nodes["model"]
         node.start()
         await settle()
-        await world.client().request("POST", tagged("http://model:80", R, "/add"), body=b"{}")
+        await world.client().request("POST", tagged(URL, R, "/add"), body=b"{}")
 
         async def taken(checkpoint_id: str, size: int) -> tuple[int, Any]:
             toys[-1].size = size - len(frame)
-            assert (await ask(world, "prepare", checkpoint_id))[0] == 200
+            assert (await control(world, "prepare", checkpoint_id))[0] == 200
             where = {"checkpoint_dir": f"/run/{checkpoint_id}", "episode_ids": scope}
-            replied = await ask(world, "commit", checkpoint_id, **where)
-            assert (await ask(world, "resume", checkpoint_id))[0] == 200
+            replied = await control(world, "commit", checkpoint_id, **where)
+            assert (await control(world, "resume", checkpoint_id))[0] == 200
             return replied
 
         assert (await taken("a", MOST))[0] == 200
@@ -226,13 +216,13 @@ def test_a_record_that_is_too_long_fails_its_checkpoint_and_names_its_episode(mo
         assert (status, said["error"]["code"]) == (409, "export_failed")
         assert "episode r " in said["error"]["detail"] and f"{MOST + 1:,} bytes" in said["error"]["detail"]
         assert not [path for path in world.disk.tree("/run/b") if path.endswith("manifest.json")]
-        reply = await world.client().request("POST", tagged("http://model:80", R, "/add"), body=b"{}")
+        reply = await world.client().request("POST", tagged(URL, R, "/add"), body=b"{}")
         assert reply.status == 200, "its episode goes on"
         node.crash()
         node.start()
         await settle()
         toys[-1].size = MOST - len(frame)
-        status, said = await ask(world, "restore", "again", checkpoint_dir="/run/a", episode_ids=scope)
+        status, said = await control(world, "restore", "again", checkpoint_dir="/run/a", episode_ids=scope)
         assert (status, said["installed"]) == (200, ["r-a1"]), said
 
     world = World(1)
@@ -259,14 +249,11 @@ def test_an_id_of_a_checkpoint_that_is_too_long_is_refused_and_opens_nothing(ove
 def test_keys_of_tool_calls_are_known_for_thousands_of_calls_and_not_for_ever() -> None:
     """`IDEMPOTENCY_KEYS_KEPT`: a late copy within it has no effect; one from beyond is taken for a new call."""
 
-    async def story(ask: Ask, world: World) -> None:
-        seeded = await ask("inventory", tagged("", R, "/seed_session"), b'{"task": {}}')
-        cookie = cookie_in(seeded.header("set-cookie") or "", COOKIE)
-        url = "http://inventory:80" + tagged("", R, "/add_item")
+    async def story(_: Ask, world: World) -> None:
+        cookie = await seeded(world)
 
         async def add(key: str) -> Reply:
-            headers = (("cookie", f"{COOKIE}={cookie}"), (IDEMPOTENCY_KEY, key))
-            return await world.client().request("POST", url, headers=headers, body=b'{"item":"bolt","amount":1}')
+            return await say(world, R, "/add_item", {"item": "bolt", "amount": 1}, cookie, (IDEMPOTENCY_KEY, key))
 
         def count(reply: Reply) -> int:
             assert reply.status == 200, reply
@@ -301,14 +288,11 @@ def test_what_an_inventory_cannot_hold_is_said_to_the_model_and_changes_nothing(
 ) -> None:
     """`ITEM_AMOUNT_MAX`, `ITEM_STOCK_MAX`."""
 
-    async def story(ask: Ask, world: World) -> None:
-        task = json.dumps({"task": {"inventory": {"bolt": stock}}})
-        seeded = await ask("inventory", tagged("", R, "/seed_session"), task)
-        headers = (("cookie", f"{COOKIE}={cookie_in(seeded.header('set-cookie') or '', COOKIE)}"),)
+    async def story(_: Ask, world: World) -> None:
+        cookie = await seeded(world, {"inventory": {"bolt": stock}})
 
         async def use(tool: str, **arguments: object) -> Any:
-            url = "http://inventory:80" + tagged("", R, f"/{tool}")
-            reply = await world.client().request("POST", url, headers=headers, body=json.dumps(arguments))
+            reply = await say(world, R, f"/{tool}", arguments, cookie)
             assert reply.status == 200
             return json.loads(reply.body)["result"]
 
@@ -320,10 +304,10 @@ def test_what_an_inventory_cannot_hold_is_said_to_the_model_and_changes_nothing(
 
 
 def test_more_stock_than_an_inventory_holds_is_refused_with_its_field() -> None:
-    async def story(ask: Ask, _: World) -> None:
+    async def story(_: Ask, world: World) -> None:
         async def seed(bolts: int) -> Reply:
-            task = json.dumps({"task": {"inventory": {"bolt": bolts}}})
-            return await ask("inventory", tagged("", EpisodeId(f"s{bolts}"), "/seed_session"), task)
+            task = {"task": {"inventory": {"bolt": bolts}}}
+            return await say(world, EpisodeId(f"s{bolts}"), "/seed_session", task)
 
         assert (await seed(ITEM_STOCK_MAX)).status == 200
         reply = await seed(ITEM_STOCK_MAX + 1)

@@ -13,14 +13,11 @@ from gym_ckpt.ports import Ports
 from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.runtime.participant import Record
 from gym_ckpt.types import EpisodeId
-from gym_ckpt.wire import json
-from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.fates import CalmFates, DiskFate
 from sim.world import World
-from tests.property.toys import TOKEN, Toy, serve
+from tests.property.toys import URL, Toy, control, serve
 
 R = EpisodeId("r")
-URL = "http://model:80"
 GRACE_S, INSTALLS_S = 1.0, 5.0
 
 
@@ -32,15 +29,6 @@ class Slow(Toy):
             await anyio.sleep(INSTALLS_S)
         for record in records:
             self.numbers[record.episode] = record.state
-
-
-async def ask(world: World, operation: str, checkpoint_id: str, **more: Any) -> tuple[int, Any]:
-    body: dict[str, Any] = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
-    body |= {"deadline_ts": 4e9, "budget_s": 1.0, **more}
-    method, data = ("GET", b"") if operation == "status" else ("POST", json.dumps(body))
-    headers = (("authorization", f"Bearer {TOKEN}"),)
-    reply = await world.client().request(method, URL + CONTROL_PREFIX + operation, headers=headers, body=data)
-    return reply.status, json.loads(reply.body)
 
 
 def test_what_a_thread_installs_after_the_lease_has_ended_the_restore_is_discarded() -> None:
@@ -57,23 +45,23 @@ def test_what_a_thread_installs_after_the_lease_has_ended_the_restore_is_discard
         await anyio.sleep(0.1)
         await world.client().request("POST", tagged(URL, R, "/add"), body=b"{}")
         where = {"checkpoint_dir": "/run/c", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
-        assert (await ask(world, "prepare", "c"))[1]["report"]["ready"]
-        assert (await ask(world, "commit", "c", **where))[0] == 200
+        assert (await control(world, "prepare", "c"))[1]["report"]["ready"]
+        assert (await control(world, "commit", "c", **where))[0] == 200
         node.crash()
         node.start()
         await anyio.sleep(0.1)
-        status, late = await ask(world, "restore", "again", **where)
+        status, late = await control(world, "restore", "again", **where)
         assert status == 409 and late["error"]["code"] == "deadline_exceeded"
         await anyio.sleep(1.0 + GRACE_S)
-        assert (await ask(world, "status", ""))[1]["phase"] == "idle", "its lease has ended it"
+        assert (await control(world, "status"))[1]["phase"] == "idle", "its lease has ended it"
         await anyio.sleep(INSTALLS_S)
-        status, now = await ask(world, "status", "")
+        status, now = await control(world, "status")
         assert now["phase"] == "idle" and now["live"] == [] and not toys[-1].numbers
         assert not installed, "it installed into an open server"
         reply = await world.client().request("POST", tagged(URL, R.next(), "/add"), body=b"{}")
         assert reply.status == 409, "and its attempt is retired"
         for operation, more in (("resume", {}), ("resume", {}), ("restore", where), ("renew", {})):
-            status, reply = await ask(world, operation, "again", **more)
+            status, reply = await control(world, operation, "again", **more)
             assert status == 409 and reply["error"]["code"] == "stale_checkpoint", "nobody may go on with it"
 
     world = World(1)
@@ -105,16 +93,16 @@ def test_nothing_opens_beside_a_read_that_outlasts_its_restore_and_it_touches_no
         await anyio.sleep(0.1)
         await world.client().request("POST", tagged(URL, R, "/add"), body=b"{}")
         where = {"checkpoint_dir": "/run/c", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
-        assert (await ask(world, "prepare", "c"))[1]["report"]["ready"]
-        assert (await ask(world, "commit", "c", **where))[0] == 200
+        assert (await control(world, "prepare", "c"))[1]["report"]["ready"]
+        assert (await control(world, "commit", "c", **where))[0] == 200
         node.crash()
         node.start()
         await anyio.sleep(0.1)
-        assert (await ask(world, "restore", "again", **where))[0] == 409, "the read outlasts it"
-        status, late = await ask(world, "resume", "again")
+        assert (await control(world, "restore", "again", **where))[0] == 409, "the read outlasts it"
+        status, late = await control(world, "resume", "again")
         assert status == 409 and late["error"]["code"] == "deadline_exceeded", "the read has not come back"
-        assert (await ask(world, "status", ""))[1]["phase"] == "idle"
-        assert (await ask(world, "retire", "", episode_ids=[{"rollout_id": "r", "attempt": 2}]))[0] == 200
+        assert (await control(world, "status"))[1]["phase"] == "idle"
+        assert (await control(world, "retire", episode_ids=[{"rollout_id": "r", "attempt": 2}]))[0] == 200
         book, fourth, answers = toys[-1].admission.book, EpisodeId("r", 3), list[int]()
 
         async def add() -> None:
@@ -128,7 +116,7 @@ def test_nothing_opens_beside_a_read_that_outlasts_its_restore_and_it_touches_no
                 assert book.closed or came_back, "it opened beside the read"
                 await anyio.sleep(0.01)
         assert answers == [200] and toys[-1].numbers == {fourth: 1}, "it is from its input"
-        assert (await ask(world, "resume", "again"))[0] == 200
+        assert (await control(world, "resume", "again"))[0] == 200
 
     world = World(1, SlowRead())
     world.disk.make_dirs("/run")
@@ -151,8 +139,8 @@ def test_a_controller_may_name_a_checkpoint_in_a_retire_and_a_forget(operation: 
     async def script(world: World) -> None:
         world.nodes["model"].start()
         await anyio.sleep(0.1)
-        assert (await ask(world, operation, "c", **what))[0] == 200
-        status, refused = await ask(world, operation, "../c", **what)
+        assert (await control(world, operation, "c", **what))[0] == 200
+        status, refused = await control(world, operation, "../c", **what)
         assert (status, refused["error"]["code"]) == (400, "invalid_request")
 
     world = World(1)
@@ -169,14 +157,14 @@ def test_whoever_finds_another_checkpoint_open_is_told_how_it_ends_and_when() ->
     async def script(world: World) -> None:
         world.nodes["model"].start()
         await anyio.sleep(0.1)
-        assert (await ask(world, "prepare", "old", budget_s=30.0))[0] == 200
+        assert (await control(world, "prepare", "old", budget_s=30.0))[0] == 200
         await anyio.sleep(11.0)
-        status, refused = await ask(world, "prepare", "new")
+        status, refused = await control(world, "prepare", "new")
         assert (status, refused["error"]["code"]) == (409, "checkpoint_conflict")
         said = "checkpoint old is prepared here; resume it first, restart this server, or wait 20 s"
         assert refused["error"]["detail"] == said
         await anyio.sleep(20.0)
-        assert (await ask(world, "prepare", "new"))[0] == 200
+        assert (await control(world, "prepare", "new"))[0] == 200
 
     world = World(1)
     world.add_node("model", main)

@@ -24,7 +24,7 @@ from sim.oracle import Oracle
 from sim.reference import reference
 from sim.workload import workload
 from sim.world import World
-from tests.scenario.test_collection import EVERYTHING, WHOLE, play, seen
+from tests.scenario.plans import EVERYTHING, WHOLE, play, seen
 from tests.unit.controller.bench import Bench, gym_of, slow_gym
 from tests.unit.controller.fake_gym import thread_disk
 

@@ -19,7 +19,7 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.cluster import RUN_DIR
 from sim.world import World
-from tests.scenario.test_hostile import FAR, Ask, ask_servers
+from tests.scenario.servers import FAR, Ask, ask_servers
 from tests.unit.sim.onlooker import lines
 
 States = Mapping[str, Any]

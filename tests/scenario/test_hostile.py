@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from gym_ckpt.core.agent_session import ToolCall
 from gym_ckpt.limits import DATA_BODY_MAX_BYTES, TASK_DEPTH_MAX
 from gym_ckpt.participants.agent import _refusal
 from gym_ckpt.participants.resources import COOKIE
-from gym_ckpt.ports import Ports, Reply
+from gym_ckpt.ports import Ports
 from gym_ckpt.runtime import install
 from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, answer, episode_context, tagged
-from gym_ckpt.settings import ResourcesSettings
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX, report
-from sim.cluster import TOKEN, Cluster, Options, until
-from sim.workload import workload
+from sim.cluster import until
 from sim.world import World
 from tests.scenario.asserting_gym import CLOSED
-
-R = EpisodeId("r")
-FAR = 4_000_000_000.0
-Ask = Callable[[str, str, bytes], Awaitable[Reply]]
-
-
-def ask_servers(
-    story: Callable[[Ask, World], Awaitable[None]],
-    *,
-    number: int = 0,
-    gym: str = "inventory",
-    logged: type[Exception] | None = None,
-) -> None:
-    """Servers of a calm gym, without a controller; anything that a server cannot bear fails the test.
-
-    `logged`: what authors' code raises, and servers log; nothing else, and it at least once.
-    """
-    world = World(1)
-    settings = Cluster(world, workload(number), Options()).gym.servers
-    inventory = settings["inventory"]
-    assert isinstance(inventory, ResourcesSettings)
-    settings["inventory"] = msgspec.structs.replace(inventory, gym=gym)
-
-    async def script(world: World) -> None:
-        for name in settings:
-            world.nodes[name].start()
-        await until(world, lambda: False, 0.5)
-
-        async def ask(server: str, path: str, body: bytes) -> Reply:
-            return await world.client().request(
-                "POST", f"http://{server}:80{path}", headers=(("authorization", f"Bearer {TOKEN}"),), body=body
-            )
-
-        await story(ask, world)
-        assert all(world.nodes[name].alive for name in settings)
-
-    result = world.run(script, horizon_s=1000)
-    if logged is None:
-        result.check()
-    else:
-        assert {type(failure.error) for failure in result.errors} == {logged}, result.errors
+from tests.scenario.servers import FAR, Ask, R, ask_servers, say, seeded
 
 
 def test_a_task_nested_too_deeply_is_refused_and_kills_nobody() -> None:
@@ -170,13 +126,11 @@ def test_what_a_session_holds_outside_is_freed_once_however_it_ends(end: str) ->
     where = {"checkpoint_dir": "/run/a", "episode_ids": [{"rollout_id": "r", "attempt": 0}]}
 
     async def story(ask: Ask, world: World) -> None:
-        opened = await ask("inventory", tagged("", R, "/seed_session"), json.dumps({"task": {}}))
+        cookie = await seeded(world)
         for _ in range(2):
             match end:
                 case "close":
-                    cookie = ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
-                    url = f"http://inventory:80{tagged('', R, '/close_session')}"
-                    await world.client().request("POST", url, headers=(cookie,), body=b"{}")
+                    await say(world, R, "/close_session", {}, cookie)
                 case "retire":
                     body = json.dumps({"episode_ids": where["episode_ids"], "deadline_ts": FAR, "budget_s": 5.0})
                     await ask("inventory", CONTROL_PREFIX + "retire", body)
@@ -209,19 +163,14 @@ def test_what_a_session_holds_outside_is_freed_once_however_it_ends(end: str) ->
 def test_a_cookie_opens_its_session_to_the_attempt_that_it_belongs_to_alone(path: str) -> None:
     """A restore continues a session under its cookie: who still calls for an attempt before has none (INV-38)."""
 
-    async def story(ask: Ask, world: World) -> None:
-        opened = await ask("inventory", tagged("", R.next(), "/seed_session"), json.dumps({"task": {}}))
-        cookie = ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
-
-        async def say(episode: EpisodeId, path: str) -> Reply:
-            body = json.dumps({"task": {}} if path == "/verify" else {"item": "apple"})
-            url = f"http://inventory:80{tagged('', episode, path)}"
-            return await world.client().request("POST", url, headers=(cookie,), body=body)
-
+    async def story(_: Ask, world: World) -> None:
+        cookie = await seeded(world, episode=R.next())
+        body: dict[str, Any] = {"task": {}} if path == "/verify" else {"item": "apple"}
         for episode in (R, R.next().next(), EpisodeId("other")):
-            reply = await say(episode, path)
+            reply = await say(world, episode, path, body, cookie)
             assert reply.status == 409 and b"stale_attempt" in reply.body, reply
-        assert (await say(R.next(), "/count_items")).status == 200, "its session stands"
+        reply = await say(world, R.next(), "/count_items", {"item": "apple"}, cookie)
+        assert reply.status == 200, "its session stands"
 
     ask_servers(story)
 

@@ -8,15 +8,13 @@ from gym_ckpt.limits import RUN_MAX_CHARS
 from gym_ckpt.ports import Ports, Reply
 from gym_ckpt.runtime.asgi import Answer, Request, Route, Router, answer, episode_context, tagged
 from gym_ckpt.runtime.install import admitting
-from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CALL_ID, CONTROL_PREFIX, RUN_HEADER
 from sim.cluster import TOKEN
 from sim.world import World
 from tests.property.toys import Toy
-from tests.scenario.test_hostile import Ask, ask_servers
+from tests.scenario.servers import Ask, R, ask_servers
 
-R = EpisodeId("r")
 CHAT = "/v1/chat/completions"
 ASKED = b'{"messages":[{"role":"user","content":"count"}]}'
 UNSENDABLE = ["a\x01b", "a\x7fb", "a\r\nx: b"]

@@ -10,8 +10,7 @@ from gym_ckpt.limits import DISK_THREADS
 from gym_ckpt.ports import Ports
 from sim.fates import CalmFates, DiskFate
 from sim.world import World
-from tests.property.toys import Toy, serve
-from tests.scenario.test_ended_restore import URL, ask
+from tests.property.toys import URL, Toy, control, serve
 
 HANGS_S = 1000.0
 
@@ -42,20 +41,20 @@ def test_a_disk_that_hangs_is_waited_for_once_and_not_by_every_checkpoint() -> N
         node.start()
         await anyio.sleep(0.1)
         where = {"checkpoint_dir": "/run/c", "episode_ids": []}
-        assert (await ask(world, "prepare", "c0"))[0] == 200
-        assert (await ask(world, "commit", "c0", **where))[1]["error"]["code"] == "deadline_exceeded"
-        assert (await ask(world, "resume", "c0"))[0] == 200
+        assert (await control(world, "prepare", "c0"))[0] == 200
+        assert (await control(world, "commit", "c0", **where))[1]["error"]["code"] == "deadline_exceeded"
+        assert (await control(world, "resume", "c0"))[0] == 200
         for number in range(1, DISK_THREADS + 1):
-            status, refused = await ask(world, "prepare", f"c{number}")
+            status, refused = await control(world, "prepare", f"c{number}")
             assert (status, refused["error"]["code"]) == (503, "unavailable"), "again, when it may have ended"
             assert "checkpoint c0 into /run/c was told to stop" in refused["error"]["detail"]
-            assert (await ask(world, "status", ""))[1]["phase"] == "idle", "and nothing was closed for it"
-            assert (await ask(world, "resume", f"c{number}"))[0] == 200
+            assert (await control(world, "status"))[1]["phase"] == "idle", "and nothing was closed for it"
+            assert (await control(world, "resume", f"c{number}"))[0] == 200
         assert fates.asked["records.create"] == 1
         fates.on = False
         await anyio.sleep(HANGS_S)
-        assert (await ask(world, "prepare", "last"))[0] == 200
-        assert (await ask(world, "commit", "last", **where))[0] == 200
+        assert (await control(world, "prepare", "last"))[0] == 200
+        assert (await control(world, "commit", "last", **where))[0] == 200
 
     world = World(1, fates)
     world.disk.make_dirs("/run")

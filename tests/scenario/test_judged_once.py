@@ -8,28 +8,13 @@ import pytest
 from gym_ckpt.errors import PeerTimeout
 from gym_ckpt.participants import resources
 from gym_ckpt.ports import Reply
-from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.world import World
 from tests.scenario.asserting_gym import JUDGED
-from tests.scenario.test_hostile import FAR, Ask, ask_servers
-
-R = EpisodeId("r")
-
-
-async def say(
-    world: World, episode: EpisodeId, path: str, body: object, *headers: tuple[str, str], timeout_s: float | None = None
-) -> Reply:
-    url = f"http://inventory:80{tagged('', episode, path)}"
-    return await world.client().request("POST", url, headers=headers, body=json.dumps(body), timeout_s=timeout_s)
-
-
-async def seeded(world: World, task: object = None) -> tuple[str, str]:
-    opened = await say(world, R, "/seed_session", {"task": task or {}})
-    return ("cookie", (opened.header("set-cookie") or "").partition(";")[0])
+from tests.scenario.servers import FAR, Ask, R, ask_servers, say, seeded
 
 
 @pytest.mark.parametrize("gym", ["Judges", "JudgesAnswers"])

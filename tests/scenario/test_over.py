@@ -10,7 +10,7 @@ from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from sim.world import World
 from tests.scenario.asserting_gym import Oops
-from tests.scenario.test_hostile import Ask, ask_servers
+from tests.scenario.servers import Ask, ask_servers
 
 
 def test_an_environment_knows_the_newest_of_the_episodes_that_it_has_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gym_ckpt.runtime.asgi import tagged
-from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from sim.fates import CalmFates, ExchangeFate
 from sim.world import World
 from tests.scenario.asserting_gym import CLOSED
-from tests.scenario.test_hostile import Ask, ask_servers
-
-R = EpisodeId("r")
+from tests.scenario.servers import Ask, R, ask_servers
 
 
 class Lost(CalmFates):

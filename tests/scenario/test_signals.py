@@ -7,7 +7,7 @@ import pytest
 from faults.catalogue import At, Crash, DelayAtProbe, OnPhase, OnRow, Pause, Signal, When
 from faults.plan import Setup
 from gym_ckpt.limits import STOP_REST_S
-from tests.scenario.test_collection import EVERYTHING, WHOLE, play, seen
+from tests.scenario.plans import EVERYTHING, WHOLE, play, seen
 
 MOMENTS: dict[str, When] = {
     "before the servers are up": At(0.0),

@@ -13,9 +13,7 @@ from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
 from sim.world import World
 from tests.scenario.asserting_gym import SANDBOXES
-from tests.scenario.test_hostile import FAR, Ask, ask_servers
-
-R = EpisodeId("r")
+from tests.scenario.servers import FAR, Ask, R, ask_servers
 
 
 class Servers:

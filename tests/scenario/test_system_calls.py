@@ -22,7 +22,7 @@ from gym_ckpt.errors import GymCkptError
 from sim.report import screen
 from sim.run import run_seed
 from sim.trace import Row
-from tests.scenario.test_collection import EVERYTHING, WHOLE
+from tests.scenario.plans import EVERYTHING, WHOLE
 from tests.unit.controller.bench import gym_of, slow_gym
 from tests.unit.controller.struck_files import StruckBench, struck_bench
 
