@@ -158,7 +158,12 @@ def test_dev_explains_when_there_is_no_python(tmp_path: Path) -> None:
 def test_dev_makes_an_interrupted_environment_anew_and_keeps_a_whole_one(checkout: Path) -> None:
     ask = f"{RECIPE}; print(dev.is_current(), dev.works())"
     shutil.rmtree(checkout / ".venv")
-    in_checkout(checkout, sys.executable, "-m", "venv", ".venv")
+    in_checkout(checkout, sys.executable, "-m", "venv", "--without-pip", ".venv")
+    assert in_checkout(checkout, sys.executable, "-c", ask).stdout.split() == ["False", "False"], (
+        "nothing installs there"
+    )
+    (packages,) = (checkout / ".venv" / "lib").glob("python*/site-packages")
+    (packages / "pip.py").touch()
     assert in_checkout(checkout, sys.executable, "-c", ask).stdout.split() == ["False", "True"]
     (checkout / ".venv" / ".unfinished").touch()
     assert in_checkout(checkout, sys.executable, "-c", ask).stdout.split() == ["False", "False"]
