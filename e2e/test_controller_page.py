@@ -13,14 +13,14 @@ from e2e.cluster import WAIT_S, Cluster
 from gym_ckpt import Coordination, EpisodeId, production_ports
 from gym_ckpt.cli.config import load
 from gym_ckpt.wire import json
-from tests.unit.test_docs import executed
+from tests.unit.documents import ROOT, executed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 ROWS = 4
 
 
 async def test_the_controller_of_the_docs_continues_what_it_had_sent(tmp_path: Path) -> None:
-    page = executed("controller", "controller")
+    page = executed(ROOT / "docs" / "controller.md", "controller")
     first = [EpisodeId(f"row-{number}") for number in range(ROWS)]
     async with Cluster(tmp_path) as cluster, production_ports() as ports:
         tasks = [json.loads(line)["task"] for line in (tmp_path / "tasks.jsonl").read_bytes().splitlines()[:ROWS]]

@@ -1,14 +1,10 @@
-"""The reference documents say what the code does: every key, code, class, event, message and command, and no other.
-
-A fenced block ```` ```python run NAME ```` is executed here; blocks of one name in one document share their names.
-"""
+"""The documents say what the code does: every key, code, class, event, message and command, and no other."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-import shlex
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -17,14 +13,13 @@ from types import ModuleType
 from typing import Any, cast
 
 import anyio
-import click
 import msgspec
 import pytest
 
 from gym_ckpt import Gym, errors, limits
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.adapters.http_client import HttpxClient
-from gym_ckpt.cli import endings, main
+from gym_ckpt.cli import endings
 from gym_ckpt.cli.collect import LOGGED
 from gym_ckpt.cli.config import load_mapping, read_file
 from gym_ckpt.cli.config_types import SERVER_KINDS
@@ -34,15 +29,27 @@ from gym_ckpt.settings import CheckpointSettings, CollectSettings, GymSettings
 from gym_ckpt.storage import layout
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
+from tests.unit.documents import (
+    PAGES,
+    ROOT,
+    blocks,
+    broken_links,
+    commands,
+    executed,
+    name_of,
+    snippets,
+    unknown,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = ("configuration", "controller", "errors", "operations", "servers")
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`]+)`")
 
 
+def page(name: str) -> Path:
+    return ROOT / "docs" / f"{name}.md"
+
+
 def text_of(name: str) -> str:
-    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    return page(name).read_text(encoding="utf-8")
 
 
 def section(text: str, heading: str) -> str:
@@ -92,9 +99,9 @@ def test_every_table_of_keys_is_compared() -> None:
 
 def test_the_shortest_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYM_TOKEN", "secret")
-    blocks = [body for language, body in FENCE.findall(text_of("configuration")) if language == "toml"]
-    assert blocks
-    for body in blocks:
+    found = [body for language, body in blocks(page("configuration")) if language == "toml"]
+    assert found
+    for body in found:
         (tmp_path / "gym.toml").write_text(body)
         loaded = load_mapping(read_file(tmp_path / "gym.toml"), folder=tmp_path, source="docs")
         assert loaded.settings.checkpoint is not None and loaded.settings.collect is not None
@@ -170,60 +177,41 @@ def test_the_times_that_are_named_are_those_of_the_limits() -> None:
 # ----------------------------------------------------------------------------------------- commands and snippets
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every command line of ours in the README and the reference, as words after `gym-ckpt`."""
-    documents = [("README", (ROOT / "README.md").read_text(encoding="utf-8"))]
-    for name, text in [*documents, *((name, text_of(name)) for name in REFERENCE)]:
-        lines = [line for language, body in FENCE.findall(text) if not language for line in body.splitlines()]
-        for line in [*lines, *CODE.findall(FENCE.sub("", text))]:
-            found = re.match(r"(?:\./dev run )?gym-ckpt (.*)", line)
-            if found:
-                yield name, shlex.split(found.group(1), comments=True)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_exists_with_its_options(page: Path) -> None:
+    assert [missing for words in commands(page) if (missing := unknown(words)) is not None] == []
 
 
-def test_every_command_exists_with_its_options() -> None:
-    seen = list(commands())
-    assert len(seen) > 8
-    for name, words in seen:
-        command: click.Command = main.cli
-        while isinstance(command, click.Group) and words and command is not main.sim:
-            found = command.commands.get(words[0])
-            assert found is not None, f"{name}: there is no gym-ckpt {words[0]}"
-            command, words = found, words[1:]
-        if command is main.sim:
-            assert not words or words[0] in cast(Any, main.sim).verbs, f"{name}: there is no gym-ckpt sim {words[0]}"
-            continue
-        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-        for word in words:
-            assert not word.startswith("--") or word in known, f"{name}: {command.name} has no {word}"
+def test_commands_are_found_and_those_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    assert sum(len(list(commands(page))) for page in PAGES) > 50
+    (tmp_path / "page.md").write_text(
+        "`gym-ckpt colect`, `./dev fuzz --seds 0..2` and `./dev run gym-ckpt sim replay --until 3` are commands:\n\n"
+        "```\nHOME=/tmp gym-ckpt config show --jsn | less  # like that\n```\n"
+    )
+    said = list(commands(tmp_path / "page.md"))
+    assert said[0] == ["config", "show", "--jsn"] and len(said) == 4
+    assert [unknown(words) for words in said] == ["show --jsn", "gym-ckpt colect", "fuzz --seds", None]
 
 
-def test_links_lead_somewhere() -> None:
-    for name in REFERENCE:
-        for target in re.findall(r"\]\(([^)#:]+)\)", text_of(name)):
-            assert (ROOT / "docs" / target).exists(), f"{name}.md links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(broken_links(page)) == []
 
 
-def snippets(document: str) -> dict[str, str]:
-    """Source of the blocks to run, by their names; those of one name joined."""
-    found: dict[str, str] = {}
-    for language, body in FENCE.findall(text_of(document)):
-        if language.startswith("python"):
-            mark, _, name = language.removeprefix("python").strip().partition(" ")
-            assert mark == "run", f"{document}.md: mark the block `python run NAME`, so that it is executed"
-            found[name] = found.get(name, "") + body
-    return found
+def test_links_that_lead_nowhere_are_seen(tmp_path: Path) -> None:
+    links = "[b](b.md), [c](c.md), [there](#the-1st-part), [not](#the-2nd), [out](https://x.y)"
+    (tmp_path / "a.md").write_text(f"{links}\n\n## The 1st part\n")
+    (tmp_path / "b.md").touch()
+    assert list(broken_links(tmp_path / "a.md")) == ["c.md", "#the-2nd"]
 
 
-def executed(document: str, name: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": f"docs_{document}"}
-    exec(compile(snippets(document)[name], f"docs/{document}.md", "exec", flags=0, dont_inherit=True), names)
-    return names
+RUN = [(page, name) for page in PAGES for name in snippets(page) if name != "failed"]
+"""The one that is left out is run by the test of what it shows."""
 
 
-@pytest.mark.parametrize(("document", "name"), [(each, name) for each in REFERENCE for name in snippets(each)])
-def test_every_snippet_runs(document: str, name: str) -> None:
-    assert executed(document, name)
+@pytest.mark.parametrize(("page", "name"), RUN, ids=[f"{page.stem}-{name}" for page, name in RUN])
+def test_every_snippet_runs(page: Path, name: str) -> None:
+    executed(page, name)
 
 
 # ------------------------------------------------------------------------------------------ the worked examples
@@ -238,7 +226,7 @@ def anyio_backend() -> str:
 @pytest.mark.anyio
 async def test_the_gym_of_the_docs_carries_a_session_over(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("docs_safe")
-    vars(module).update(executed("servers", "gym"))
+    vars(module).update(executed(page("servers"), "gym"))
     monkeypatch.setitem(sys.modules, "docs_safe", module)
     gym: Gym = by_name("docs_safe:SafeGym")
     task = {"code": 7}
@@ -281,7 +269,7 @@ class Driver:
 
 @pytest.mark.anyio
 async def test_the_server_of_the_docs_is_checkpointed_and_restored(tmp_path: Path) -> None:
-    serve = executed("servers", "server")["serve"]
+    serve = executed(page("servers"), "server")["serve"]
     url = f"http://127.0.0.1:{free_ports(1)[0]}"
     row, other = EpisodeId("row-7"), EpisodeId("row-8")
     async with HttpxClient() as http:

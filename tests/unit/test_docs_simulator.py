@@ -1,58 +1,20 @@
-"""The simulator's documents: every snippet runs, every quotation is in the source, every command and link exists."""
+"""The simulator's documents: what they show is what one sees, and every quotation is in the source."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 import sim.cli
-from gym_ckpt.cli.main import sim as group
 from sim.report import screen
+from tests.unit.documents import ROOT, blocks, commands, executed, name_of
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = (ROOT / "docs" / "simulator.md", *sorted((ROOT / "docs" / "simulator").glob("*.md")))
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PICTURE_BYTES_MAX = 150_000
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT / "docs").as_posix()
-
-
-def blocks(path: Path) -> list[tuple[str, str]]:
-    """Language line and body of each fenced block."""
-    return FENCE.findall(path.read_text(encoding="utf-8"))
-
-
-def snippets(path: Path) -> dict[str, str]:
-    """What is to be run, by name; blocks of one name joined."""
-    found: dict[str, str] = {}
-    for language, body in blocks(path):
-        if language.startswith("python"):
-            mark, _, name = language.removeprefix("python").strip().partition(" ")
-            assert mark == "run" and name, f"{name_of(path)}: mark the block `python run NAME`, so that it is executed"
-            found[name] = found.get(name, "") + body
-    return found
-
-
-def executed(path: Path, name: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "docs"}
-    exec(compile(snippets(path)[name], name_of(path), "exec", dont_inherit=True), names)
-    return names
-
-
-RUN = [(path, name) for path in DOCS for name in snippets(path) if name != "failed"]
-
-
-@pytest.mark.parametrize(("path", "name"), RUN, ids=[f"{path.stem}-{name}" for path, name in RUN])
-def test_every_snippet_runs(path: Path, name: str) -> None:
-    assert executed(path, name)
 
 
 def test_the_failure_of_the_docs_is_shown_as_it_would_be() -> None:
@@ -85,31 +47,6 @@ def test_every_block_is_of_a_known_sort() -> None:
             assert re.match(r"$|python run \w+$|py from \S+$|text screen$", language), f"{name_of(path)}: {language!r}"
 
 
-def commands() -> list[tuple[str, list[str]]]:
-    found = []
-    for path in DOCS:
-        text = path.read_text(encoding="utf-8")
-        lines = [line for language, body in blocks(path) if not language for line in body.splitlines()]
-        for line in [*lines, *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]:
-            if (said := re.match(r"(?:\./dev run )?gym-ckpt sim (.*)", line)) is not None:
-                found.append((name_of(path), shlex.split(said.group(1), comments=True)))
-            elif (said := re.match(r"\./dev fuzz(.*)", line)) is not None:
-                found.append((name_of(path), ["fuzz", *shlex.split(said.group(1), comments=True)]))
-    return found
-
-
-def test_every_command_exists_with_its_options() -> None:
-    assert len(commands()) > 10
-    verbs: tuple[str, ...] = group.verbs  # type: ignore[attr-defined]
-    for name, (verb, *words) in commands():
-        assert verb in verbs, f"{name}: there is no gym-ckpt sim {verb}"
-        command = getattr(sim.cli, verb)
-        assert isinstance(command, click.Command)
-        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
-        for word in words:
-            assert not word.startswith("-") or word in known, f"{name}: sim {verb} has no {word}"
-
-
 REPLAYED = (("failed-seed.md", "fuzz --bug mark-after-stop"), ("your-own-server.md", "fuzz --seeds 0..20 --app"))
 
 
@@ -119,7 +56,7 @@ def test_a_campaign_of_the_docs_fails_and_the_replays_below_it_work(
 ) -> None:
     """As written: none of them names a seed, an event or a moment that the next draw of faults would make untrue."""
     monkeypatch.chdir(tmp_path)
-    said = [words for document, words in commands() if document == f"simulator/{name}"]
+    said = [words[1:] for words in commands(ROOT / "docs" / "simulator" / name) if words[0] == "sim"]
     first = next(at for at, words in enumerate(said) if shlex.join(words).startswith(campaign))
     found = invoked(said[first])
     assert found.exit_code == 1, found.output
@@ -141,12 +78,9 @@ def invoked(words: list[str]) -> Result:
     return CliRunner().invoke(command, rest, input="q\n" if "--pdb" in rest else None)
 
 
-def test_every_link_and_every_file_that_is_named_exists() -> None:
+def test_every_file_that_is_named_exists() -> None:
     for path in DOCS:
-        text = path.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (path.parent / target).exists(), f"{name_of(path)} links to {target}"
-        for named in re.findall(r"`((?:sim|faults|tests|tools|gym_ckpt)/[\w/]+(?:\.\w+|/))`", text):
+        for named in re.findall(r"`((?:sim|faults|tests|tools|gym_ckpt)/[\w/]+(?:\.\w+|/))`", path.read_text("utf-8")):
             assert (ROOT / named).exists(), f"{name_of(path)} names {named}"
 
 
