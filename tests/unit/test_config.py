@@ -15,7 +15,7 @@ from gym_ckpt.cli.config import effective, load
 from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.runtime.serve import run_server
-from gym_ckpt.settings import EnvironmentSettings, GymSettings, ModelSettings
+from gym_ckpt.settings import EnvironmentSettings, GymSettings, ModelSettings, ResourcesSettings
 
 GYM: dict[str, Any] = {
     "name": "unit",
@@ -182,6 +182,13 @@ def test_an_agent_that_names_a_model_server_past_the_gate_does_not_start(model: 
     with pytest.raises(ConfigError) as at_start:
         anyio.run(start_alone, msgspec.convert(gym, GymSettings), "agent")
     assert str(at_start.value) == words
+
+
+@pytest.mark.parametrize("key", ["gym", "app"])
+def test_a_configuration_is_read_where_what_its_servers_run_cannot_be_imported(key: str) -> None:
+    """As by a collector, which imports none of it (docs/install.md)."""
+    tools = load(changed(f"servers.tools.{key}", "not_there.module:made")).settings.servers["tools"]
+    assert isinstance(tools, ResourcesSettings) and getattr(tools, key) == "not_there.module:made"
 
 
 def test_without_checkpoints_there_is_no_gate_to_go_past_and_a_model_server_is_still_asked_for() -> None:
