@@ -109,6 +109,9 @@ def test_what_is_kept_of_forgotten_rollouts_is_bounded_in_number_and_in_time() -
     names.add(["b"], Ended("run", 2), FORGOTTEN_S)
     names.add([], ended, FORGOTTEN_S + 1.0)
     assert names.refuses(EpisodeId("b", 2), "run", FORGOTTEN_S + 1.0), "forgotten again, its time begins anew"
+    names.add(["c"], ended, FORGOTTEN_S + 2.0)
+    names.add([], ended, 2 * FORGOTTEN_S + 1.0)
+    assert len(names) == 1, "and those that were forgotten after it the first time are dropped before it"
 
 
 def test_what_a_forget_says_travels_whole() -> None:

@@ -30,6 +30,8 @@ GYM: dict[str, Any] = {
     "checkpoint": {},
 }
 
+COLLECT = {"environment": "environment", "input": "in.jsonl", "output": "out.jsonl"}
+
 TOML = """
 name = "unit"
 control_token = "secret"
@@ -115,6 +117,19 @@ def test_a_whole_gym_is_typed() -> None:
             "servers.Agent: differs from servers.agent",
         ),
         ("servers", {}, "servers: is missing"),
+        ("servers.environment.agent", "tools", "'tools' is of kind resources, and this must be of kind agent"),
+        ("servers.environment.resources", "agent", "'agent' is of kind agent, and this must be of kind resources"),
+        ("servers.environment.verifier", "jugde", "servers.environment.verifier: there is no server 'jugde'"),
+        ("servers.agent.model", ["policy", "policy"], "servers.agent.model: names a server twice"),
+        ("servers.policy.workers", ["http://h:99999"], "workers[0]: the port of 'http://h:99999' is out of range"),
+        ("servers.policy.token_dir", "/tokens", "servers.policy.token_dir: needs servers.policy.ledger_dir"),
+        (
+            "servers.policy2",
+            GYM["servers"]["policy"] | {"url": "http://h:1", "ledger_dir": "/ledger"},
+            "servers.policy2.ledger_dir: is '/ledger' and that of servers.policy is None: the model servers of a gym",
+        ),
+        ("collect", COLLECT | {"environment": "agent"}, "collect.environment: 'agent' is of kind agent"),
+        ("collect", COLLECT | {"checkpoint_every_s": 5}, "needs collect.checkpoint_dir"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_path(path: str, value: Any, words: str) -> None:
@@ -142,7 +157,7 @@ def test_files_of_a_collection_that_cannot_be_what_they_are_to_be(
     (tmp_path / "in.jsonl").touch()
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path)
-    given = {"environment": "environment", "input": "in.jsonl", "output": "out.jsonl", "checkpoint_dir": "run"}
+    given = COLLECT | {"checkpoint_dir": "run"}
     load(changed("collect", given))
     with pytest.raises(ConfigError) as caught:
         load(changed("collect", given | keys))
@@ -158,8 +173,7 @@ def test_any_back_end_can_be_a_worker(url: str) -> None:
 
 def test_a_process_that_could_not_hold_its_calls_is_not_started() -> None:
     """Out of open files it would accept no connection, and take no checkpoint."""
-    given = {"environment": "environment", "input": "in.jsonl", "output": "out.jsonl"}
-    settings = load(changed("collect", given | {"concurrency": 1000})).settings
+    settings = load(changed("collect", COLLECT | {"concurrency": 1000})).settings
     check_open_files(settings, 2400)
     with pytest.raises(
         ConfigError, match=r"collect.concurrency: 1,000 rows .* 2400 open files .* 1024 .* lower it to 312"
@@ -202,6 +216,20 @@ def test_without_checkpoints_there_is_no_gate_to_go_past_and_a_model_server_is_s
 async def start_alone(settings: GymSettings, name: str) -> None:
     async with production_ports() as ports:
         await run_server(settings, name, ports, ready=lambda: None)
+
+
+def test_checkpoints_are_not_kept_of_servers_that_take_none() -> None:
+    gym = changed("collect", COLLECT | {"checkpoint_dir": "run"})
+    load(gym)
+    del gym["checkpoint"]
+    with pytest.raises(ConfigError, match=r"collect\.checkpoint_dir: needs a \[checkpoint\] table"):
+        load(gym)
+
+
+def test_of_a_verifier_with_an_application_of_its_own_only_its_server_knows_what_it_keeps() -> None:
+    gym = changed("servers.judge", GYM["servers"]["tools"] | {"url": "http://h:1", "app": "package.module:factory"})
+    gym["servers"]["environment"]["verifier"] = "judge"
+    load(gym)
 
 
 def test_a_token_comes_from_the_named_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from gym_ckpt.storage.tokens import encode, path_of
 from gym_ckpt.types import EpisodeId, Kind
 from gym_ckpt.wire import json
 from gym_ckpt.wire.digests import StagedCall
-from tests.unit.cli.test_inspect import FILES
+from tests.unit.cli.test_inspect import FILES, run_dir
 from tests.unit.ledger.given import chain
+
+__all__ = ["run_dir"]
 
 
 @pytest.fixture
@@ -63,6 +66,18 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_list(held: tuple[Path, Path, 
     records.unlink()
     with pytest.raises(InvalidCheckpointState):
         list_staged_keys(str(run), as_json=True)
+
+
+def test_a_checkpoint_that_is_gone_and_in_force_ends_the_list(held: tuple[Path, Path, list[str]]) -> None:
+    """Somebody may put it back."""
+    run, _, _ = held
+    shutil.rmtree(run / "checkpoints" / "c2")
+    with pytest.raises(InvalidCheckpointState, match=r"c2: is missing"):
+        list_staged_keys(str(run), as_json=True)
+
+
+def test_servers_that_capture_nothing_have_none(run_dir: Path) -> None:
+    assert list_staged_keys(str(run_dir), as_json=True) == '{"staging_keys":[]}'
 
 
 def test_a_directory_without_checkpoints_has_no_list(tmp_path: Path) -> None:
