@@ -35,6 +35,9 @@ def test_every_boundary_of_an_episode_is_one(judge: bool, worked_s: float) -> No
         exported = msgspec.structs.replace(each, worked_s=worked_s)
         assert episode.flaw(exported, judge=judge) is None
         assert episode.flaw(exported, judge=not judge) is not None, "another configuration's is none"
+    row, judged = episode.row(state), RESULTS[Step.JUDGE] if judge else None
+    assert (row["verification"], row.get("judgement")) == (RESULTS[Step.VERIFY], judged)
+    assert row["reward"] == (0.5 if judge else 1.0), "the judge's word counts, where there is one"
 
 
 @given(st.lists(st.integers(0, 3), max_size=8), st.integers(1, 6))
@@ -46,6 +49,8 @@ def test_every_boundary_of_a_session_is_one(asked: list[int], max_steps: int) ->
         call = Call(f"r.c{turn}.0", 1, 1, None)
         state = after_model(state, Reply({"role": "assistant"}, wanted, "stop", call), max_steps)
         assert agent_session.flaw(state) is None
+        at_the_limit = turn + 1 == max_steps
+        assert state.finish_reason == ("stop" if not wanted else "max_steps" if at_the_limit else None)
         while state.pending:
             state = after_tool(state, "ok", revision=turn)
             assert agent_session.flaw(state) is None

@@ -58,6 +58,10 @@ class Judges(InventoryGym):
         return {"reward": 1.0, "times": len(JUDGED)}
 
 
+class JudgesAnew(Judges):
+    verify_mode = VerifyMode.REPLAY
+
+
 class JudgesAnswers(Judges):
     state_mode = StateMode.STATELESS
 

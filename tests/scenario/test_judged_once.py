@@ -8,10 +8,12 @@ import pytest
 from gym_ckpt.errors import PeerTimeout
 from gym_ckpt.participants import resources
 from gym_ckpt.ports import Reply
+from gym_ckpt.runtime.asgi import tagged
 from gym_ckpt.runtime.peer import IDEMPOTENCY_KEY
 from gym_ckpt.types import EpisodeId
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import CONTROL_PREFIX
+from sim.cluster import until
 from sim.world import World
 from tests.scenario.asserting_gym import JUDGED
 from tests.scenario.servers import FAR, Ask, R, ask_servers, say, seeded
@@ -42,6 +44,28 @@ def test_a_verification_is_done_once_however_often_it_is_asked_for(gym: str, fai
 
     JUDGED.clear()
     ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}", logged=RuntimeError if fails else None)
+
+
+@pytest.mark.parametrize(("gym", "waits"), [("Judges", True), ("JudgesAnew", False)])
+def test_a_checkpoint_waits_for_a_verification_that_may_not_be_replayed_and_for_no_other(gym: str, waits: bool) -> None:
+    async def story(ask: Ask, world: World) -> None:
+        rows: list[Reply] = []
+
+        async def run() -> None:
+            task = {"episode_id": {"rollout_id": "r"}, "task": {}}
+            rows.append(await ask("environment", tagged("", R, "/run"), json.dumps(task)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            assert await until(world, lambda: bool(JUDGED), 60.0, 0.01)
+            asked = {"checkpoint_id": "c", "deadline_ts": FAR, "budget_s": 0.3}
+            reply = json.loads((await ask("environment", CONTROL_PREFIX + "prepare", json.dumps(asked))).body)
+            assert (reply["report"]["ready"], reply["report"]["blockers"]) == (not waits, ["r"] * waits)
+            assert (await ask("environment", CONTROL_PREFIX + "resume", json.dumps(asked))).status == 200
+        assert json.loads(rows[0].body)["status"] == "finished" and len(JUDGED) == 1
+
+    JUDGED.clear()
+    ask_servers(story, gym=f"tests.scenario.asserting_gym:{gym}")
 
 
 def test_what_is_kept_of_verifications_is_bounded_and_goes_with_the_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

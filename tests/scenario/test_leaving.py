@@ -226,6 +226,7 @@ def test_an_answer_that_is_retired_on_its_way_is_broken_off_and_not_begun_again(
                 assert reply.status == 200
                 async for chunk in reply.chunks():
                     read.append(chunk)
+                    assert participant.admission.book.blockers() == {"r"}, "a checkpoint waits for it"
                     participant.admission.stop([R])
         assert read == [b"half"]
         assert participant.admission.book.counts() == NONE
