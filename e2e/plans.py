@@ -283,7 +283,12 @@ def _refuse(plan: Plan) -> None:
         match fault:
             case faults.DiskError():
                 first, _, second = fault.step.partition(".")
-                if fault.call > 1 or fault.n > 1 or first not in PARTS or second not in CALLS or fault.node in failing:
+                if (
+                    max(fault.call, fault.calls, fault.n) > 1
+                    or first not in PARTS
+                    or second not in CALLS
+                    or fault.node in failing
+                ):
                     why = "only one call of a file system, one for each process"
                 failing.add(fault.node)
             case faults.Crash() if fault.silent or not everyone.issuperset({*fault.nodes} - {EVERYTHING}):

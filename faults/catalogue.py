@@ -10,7 +10,9 @@ Must not know: seeds, how a fault is drawn, how it is carried out.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta
 
 from faults.others import (
     AsksIn,
@@ -35,11 +37,14 @@ from faults.others import (
 from faults.when import (
     EVERYTHING,
     At,
+    Count,
     Data,
+    Nth,
     OnEvent,
     OnPhase,
     OnRow,
     Restart,
+    Seconds,
     When,
     exchanges,
     nth,
@@ -122,7 +127,7 @@ class CrashAtProbe(Data, frozen=True, tag="crash_at_probe", tag_field="fault"):
     """Whoever reaches a named point of the code for the k-th time dies right there; `everything`: so do all others."""
 
     point: str
-    k: int = 1
+    k: Nth = 1
     restart: Restart = Restart()
     everything: bool = False
 
@@ -135,7 +140,7 @@ class CrashAtStep(Data, frozen=True, tag="crash_at_step", tag_field="fault"):
     """A node dies right before or after its k-th disk step, of this name or of any."""
 
     node: str
-    k: int
+    k: Nth
     step: str = ""
     side: Literal["before", "after"] = "before"
     restart: Restart = Restart()
@@ -164,7 +169,7 @@ class CrashAtMessage(Data, frozen=True, tag="crash_at_message", tag_field="fault
 
     node: str
     side: Side
-    k: int
+    k: Nth
     restart: Restart = Restart()
 
     def words(self) -> str:
@@ -177,7 +182,7 @@ class Pause(Data, frozen=True, tag="pause", tag_field="fault"):
 
     node: str
     when: When
-    for_s: float
+    for_s: Seconds
 
     def words(self) -> str:
         return f"{self.node} is stopped {self.when.words()} and goes on {self.for_s:g} s later"
@@ -187,8 +192,8 @@ class DelayAtProbe(Data, frozen=True, tag="delay_at_probe", tag_field="fault"):
     """Whoever reaches a named point of the code for the k-th time stays there for a while."""
 
     point: str
-    by_s: float
-    k: int = 1
+    by_s: Seconds
+    k: Nth = 1
 
     def words(self) -> str:
         return f"{self.by_s:g} s pass at {nth(self.k)} {self.point}"
@@ -199,7 +204,7 @@ class FailAtProbe(Data, frozen=True, tag="fail_at_probe", tag_field="fault"):
     and lives on, a controller ends of it, having let go of what it held."""
 
     point: str
-    k: int = 1
+    k: Nth = 1
 
     def words(self) -> str:
         return f"an error is raised at {nth(self.k)} {self.point}"
@@ -209,9 +214,9 @@ class Slow(Data, frozen=True, tag="slow", tag_field="fault"):
     """For a while everything that a node does at a named point, on its disk or over the network takes longer."""
 
     node: str
-    from_s: float
-    for_s: float
-    delay_s: float
+    from_s: Seconds
+    for_s: Seconds
+    delay_s: Seconds
 
     def words(self) -> str:
         return f"{self.node} is {self.delay_s:g} s slower in all it does, {span(self.from_s, self.for_s)}"
@@ -226,9 +231,9 @@ class Lose(Data, frozen=True, tag="lose", tag_field="fault"):
     dst: str
     route: str
     how: Loss
-    k: int = 1
-    n: int = 1
-    chunks: int = 0
+    k: Nth = 1
+    n: Nth = 1
+    chunks: Count = 0
 
     def words(self) -> str:
         return f"{exchanges(self.dst, self.route, self.k, self.n)}: {LOSSES[self.how]}"
@@ -240,9 +245,9 @@ class Disconnect(Data, frozen=True, tag="disconnect", tag_field="fault"):
 
     dst: str
     route: str
-    after_s: float
-    k: int = 1
-    n: int = 1
+    after_s: Seconds
+    k: Nth = 1
+    n: Nth = 1
 
     def words(self) -> str:
         return f"{exchanges(self.dst, self.route, self.k, self.n)}: the connection breaks after {self.after_s:g} s"
@@ -253,9 +258,9 @@ class SlowReader(Data, frozen=True, tag="slow_reader", tag_field="fault"):
 
     dst: str
     route: str
-    part_s: float
-    k: int = 1
-    n: int = 1
+    part_s: Seconds
+    k: Nth = 1
+    n: Nth = 1
 
     def words(self) -> str:
         return f"{exchanges(self.dst, self.route, self.k, self.n)}: each part is read in {self.part_s:g} s"
@@ -267,7 +272,7 @@ class HalfOpen(Data, frozen=True, tag="half_open", tag_field="fault"):
     one: str
     other: str
     when: When
-    for_s: float
+    for_s: Seconds
 
     def words(self) -> str:
         return f"links of {self.one} and {self.other} are half-open {self.when.words()}, new ones for {self.for_s:g} s"
@@ -278,10 +283,10 @@ class Delay(Data, frozen=True, tag="delay", tag_field="fault"):
 
     dst: str
     route: str
-    k: int = 1
-    n: int = 1
-    request_s: float = 0.0
-    reply_s: float = 0.0
+    k: Nth = 1
+    n: Nth = 1
+    request_s: Seconds = 0.0
+    reply_s: Seconds = 0.0
 
     def words(self) -> str:
         late = f"{self.request_s:g} s late, its reply {self.reply_s:g} s"
@@ -294,9 +299,9 @@ class Duplicate(Data, frozen=True, tag="duplicate", tag_field="fault"):
 
     dst: str
     route: str
-    k: int = 1
-    n: int = 1
-    after_s: float = 0.0
+    k: Nth = 1
+    n: Nth = 1
+    after_s: Seconds = 0.0
     when: When | None = None
 
     def words(self) -> str:
@@ -307,7 +312,7 @@ class Duplicate(Data, frozen=True, tag="duplicate", tag_field="fault"):
 class Jitter(Data, frozen=True, tag="jitter", tag_field="fault"):
     """Each message takes a while of its own, up to `max_s`: messages of different connections overtake each other."""
 
-    max_s: float
+    max_s: Seconds
 
     def words(self) -> str:
         return f"every message takes up to {self.max_s:g} s"
@@ -318,8 +323,8 @@ class Partition(Data, frozen=True, tag="partition", tag_field="fault"):
 
     src: str
     dst: str
-    from_s: float
-    for_s: float
+    from_s: Seconds
+    for_s: Seconds
     silent: bool = True
 
     def words(self) -> str:
@@ -335,9 +340,9 @@ class Overrun(Data, frozen=True, tag="overrun", tag_field="fault"):
 
     operation: Operation
     dst: str
-    by_s: float
-    k: int = 1
-    n: int = 1
+    by_s: Seconds
+    k: Nth = 1
+    n: Nth = 1
     side: Literal["request", "reply"] = "reply"
 
     def words(self) -> str:
@@ -349,8 +354,8 @@ class LeaseExpiry(Data, frozen=True, tag="lease_expiry", tag_field="fault"):
 
     node: str
     phase: str
-    for_s: float
-    k: int = 1
+    for_s: Seconds
+    k: Nth = 1
 
     def words(self) -> str:
         return f"{self.node} hears nothing for {self.for_s:g} s once it is {self.phase} for {nth(self.k)} time"
@@ -360,19 +365,23 @@ class LateTimers(Data, frozen=True, tag="late_timers", tag_field="fault"):
     """For a while whatever wakes a node, its timers above all, is noticed `by_s` late, as by a busy event loop."""
 
     node: str
-    from_s: float
-    for_s: float
-    by_s: float
+    from_s: Seconds
+    for_s: Seconds
+    by_s: Seconds
 
     def words(self) -> str:
         return f"{self.node} wakes {self.by_s:g} s late, {span(self.from_s, self.for_s)}"
+
+
+Shift = Annotated[float, Meta(ge=-1e9, le=1e9)]
+"""Seconds by which a wall clock is off or set, either way: thirty years at most."""
 
 
 class ClockOffset(Data, frozen=True, tag="clock_offset", tag_field="fault"):
     """The wall clock of a node's host is off from the beginning."""
 
     node: str
-    seconds: float
+    seconds: Shift
 
     def words(self) -> str:
         return f"the wall clock of {self.node}'s host is {self.seconds:+g} s off"
@@ -382,7 +391,7 @@ class ClockDrift(Data, frozen=True, tag="clock_drift", tag_field="fault"):
     """The wall clock of a node's host gains `rate` seconds per second."""
 
     node: str
-    rate: float
+    rate: Annotated[float, Meta(gt=-1.0, le=10.0)]
 
     def words(self) -> str:
         return f"the wall clock of {self.node}'s host gains {self.rate:+g} s per second"
@@ -392,7 +401,7 @@ class ClockJump(Data, frozen=True, tag="clock_jump", tag_field="fault"):
     """The wall clock of a node's host is set."""
 
     node: str
-    seconds: float
+    seconds: Shift
     when: When
 
     def words(self) -> str:
@@ -404,19 +413,22 @@ class ClockJump(Data, frozen=True, tag="clock_jump", tag_field="fault"):
 
 class DiskError(Data, frozen=True, tag="disk_error", tag_field="fault"):
     """Of a node's disk steps k to k+n-1, of this name or of any, the `call`-th call fails, as disks do: a part of a
-    write stays, and what a failed fsync was to save may be lost for good. `after`: once all of it is done."""
+    write stays, and what a failed fsync was to save may be lost for good. `after`: once all of it is done. `calls`: so
+    many in a row, among them what is to undo the first."""
 
     node: str
     errno: Errno
-    k: int
-    n: int = 1
+    k: Nth
+    n: Nth = 1
     step: str = ""
     after: bool = False
-    call: int = 1
+    call: Nth = 1
+    calls: Nth = 1
 
     def words(self) -> str:
         step = f"{self.node}'s {ordinal(self.k, self.n)} {self.step or 'disk'} step"
-        nth_call = "" if self.call == 1 else f" in its {ordinal(self.call, 1)} call"
+        only = self.call == self.calls == 1
+        nth_call = "" if only else f" in its {ordinal(self.call, self.calls)} call"
         return f"{step} fails with {self.errno}{nth_call}{' after its effect' if self.after else ''}"
 
 
@@ -424,9 +436,9 @@ class SlowDisk(Data, frozen=True, tag="slow_disk", tag_field="fault"):
     """A node's disk steps k to k+n-1, of this name or of any, take `latency_s`."""
 
     node: str
-    latency_s: float
-    k: int
-    n: int = 1
+    latency_s: Seconds
+    k: Nth
+    n: Nth = 1
     step: str = ""
 
     def words(self) -> str:
@@ -439,8 +451,8 @@ class NotThere(Data, frozen=True, tag="not_there", tag_field="fault"):
 
     node: str
     look: Look
-    k: int
-    n: int = 1
+    k: Nth
+    n: Nth = 1
 
     def words(self) -> str:
         return f"{self.node}'s {ordinal(self.k, self.n)} {self.look} of what is there says ENOENT, once for each name"
@@ -450,8 +462,8 @@ class BitFlip(Data, frozen=True, tag="bit_flip", tag_field="fault"):
     """A bit of a file of the newest checkpoint rots at rest. Strikes only while there is an older one to go back to."""
 
     when: When
-    file: int = 0
-    bit: int = 0
+    file: Count = 0
+    bit: Count = 0
 
     def words(self) -> str:
         return f"a bit of file {self.file} of the newest checkpoint flips {self.when.words()}"
@@ -466,7 +478,7 @@ class Signal(Data, frozen=True, tag="signal", tag_field="fault"):
 
     name: Literal["SIGUSR1", "SIGTERM"]
     when: When
-    again_s: float | None = None
+    again_s: Seconds | None = None
     group: bool = False
 
     def words(self) -> str:

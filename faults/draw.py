@@ -466,8 +466,8 @@ def _jump(d: _Drawing) -> Fault:
 def _disk_error(d: _Drawing) -> Fault:
     node, step, k = d.step()
     error, n = d.chance.choice(get_args(faults.Errno)), d.chance.choice((1, 1, 3, 10))
-    after, call = d.chance.random() < 0.3, d.chance.choice((1, 1, 1, 2))
-    return faults.DiskError(node, error, k, n, step, after, call)
+    after, call, calls = d.chance.random() < 0.3, d.chance.choice((1, 1, 1, 2)), d.chance.choice((1, 1, 1, 4))
+    return faults.DiskError(node, error, k, n, step, after, call, calls)
 
 
 def _in_row_write(d: _Drawing) -> Fault | tuple[Fault, ...]:
@@ -478,7 +478,8 @@ def _in_row_write(d: _Drawing) -> Fault | tuple[Fault, ...]:
         return _disk_error(d)
     if chance.random() < 0.5:
         step = chance.choice(("ledger.open", "ledger.write", "ledger.fsync", "ledger.check", "tokens.rename"))
-        return faults.DiskError(policy, chance.choice(("ENOSPC", "EIO")), k, chance.choice((1, 1, 2, 5)), step)
+        error: faults.Errno = chance.choice(("ENOSPC", "EIO"))
+        return faults.DiskError(policy, error, k, chance.choice((1, 1, 2, 5)), step, calls=chance.choice((1, 1, 3)))
     step = chance.choice(("ledger.check", "ledger.read", "ledger.write", "ledger.fsync"))
     slow = faults.SlowDisk(policy, round(chance.uniform(0.01, 0.2), 3), 1, 60, step)
     return slow, faults.Crash(("agent",), OnRow("gate.started", k), d.restart(whole=0.2))

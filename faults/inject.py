@@ -334,7 +334,7 @@ class Injector:
             match fault:
                 case faults.DiskError():
                     struck = partial(self.count, fault, node)
-                    failure = DiskFailure(getattr(errno, fault.errno), fault.call, fault.after, struck)
+                    failure = DiskFailure(getattr(errno, fault.errno), fault.call, fault.calls, fault.after, struck)
                 case faults.SlowDisk():
                     self.count(fault, node)
                     latency += fault.latency_s

@@ -13,7 +13,7 @@ from gym_ckpt.participants.environment import EnvironmentParticipant
 from gym_ckpt.participants.gate import Delivery, GatedCall
 from gym_ckpt.runtime.ledger import CaptureLedger
 from gym_ckpt.storage import ledger, tokens
-from gym_ckpt.storage.ledger import restoring, retiring
+from gym_ckpt.storage.ledger import restoring, retiring, rows
 from gym_ckpt.types import EpisodeId
 
 
@@ -161,7 +161,28 @@ def restore_not_synced() -> Patches:
     return [(ledger, "continue_restore", mutated(restoring.continue_restore, old, "pass"))]
 
 
+def failed_rows_exported() -> Patches:
+    old = " if row.model_call_id not in hidden"
+    return [(rows, "lineage_of", mutated(rows.lineage_of, old, ""))]
+
+
+def hole_left() -> Patches:
+    return [(ledger, "append_row", mutated(rows.append_row, "scan.end = end", "pass"))]
+
+
 BUGS: tuple[Bug, ...] = (
+    Bug(
+        "hole-before-the-next-row",
+        "what a row left that could be neither synced nor undone stays before the next one",
+        "INV-16",
+        hole_left,
+    ),
+    Bug(
+        "failed-rows-exported",
+        "a row that stands though its write failed is exported like any other",
+        "INV-19",
+        failed_rows_exported,
+    ),
     Bug(
         "fences-of-a-retire-not-durable",
         "a retire answers before its fences are durable",

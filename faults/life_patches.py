@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import anyio
@@ -15,9 +15,11 @@ from gym_ckpt.controller.rollouts import Rollouts
 from gym_ckpt.controller.taking import Taking
 from gym_ckpt.core import collection_restart, phases
 from gym_ckpt.core.collection import Collection as Rows
+from gym_ckpt.participants.agent import AgentParticipant
 from gym_ckpt.runtime import control, importing, transfer
 from gym_ckpt.runtime.control import ControlPlane
 from gym_ckpt.runtime.importing import Imports
+from gym_ckpt.runtime.participant import Record
 from gym_ckpt.storage import appendlog, manifest, records, verify
 from gym_ckpt.storage.ledger import restoring
 from gym_ckpt.types import EpisodeId
@@ -34,6 +36,18 @@ def manifest_replaced() -> Patches:
         (transfer, "write_records", mutated(records.write_records, old, "if False:")),
         (manifest, "create_once", _rename),
     ]
+
+
+def unchanged_left_out() -> Patches:
+    real = AgentParticipant.export
+
+    async def export(self: Any, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        now = await real(self, scope, stop)
+        before = getattr(self, "exported_before", ())
+        self.exported_before = now
+        return [record for record in now if record not in before]
+
+    return [(AgentParticipant, "export", export)]
 
 
 def _rename(fs: Any, temp: str, target: str) -> Any:
@@ -192,6 +206,12 @@ BUGS: tuple[Bug, ...] = (
         owner_not_asked,
     ),
     Bug("manifest-replaced", "a commit that comes again writes its files again", "INV-49", manifest_replaced),
+    Bug(
+        "unchanged-sessions-left-out",
+        "a session that stands where it stood in the last checkpoint is left out of the next",
+        "INV-23",
+        unchanged_left_out,
+    ),
     Bug("lease-adds-up", "every call that renews a lease adds to what is left of it", "INV-53", lease_adds_up),
     Bug("lease-on-the-wall-clock", "a lease runs on the wall clock", "INV-53", wall_clock_lease),
     Bug("served-servers-restore", "a server that has served restores all the same", "INV-61", served_restore),

@@ -6,9 +6,11 @@ As in `faults.catalogue`, which is where they are used from.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from faults.when import Data, When, exchanges, ordinal
+import msgspec
+
+from faults.when import Count, Data, Nth, Seconds, When, exchanges, ordinal
 from gym_ckpt.words import counted
 
 RefusesWith = Literal[429, 503, 529]
@@ -22,10 +24,10 @@ StrangerAsks = Literal["malformed", "untagged", "untagged_run", "ledger_retire",
 class SlowWorker(Data, frozen=True, tag="slow_worker", tag_field="fault"):
     """An inference worker's answers k to k+n-1 come `by_s` later; a stream carries keep-alives meanwhile."""
 
-    by_s: float
-    k: int = 1
-    n: int = 1
-    keep_alives: int = 0
+    by_s: Seconds
+    k: Nth = 1
+    n: Nth = 1
+    keep_alives: Count = 0
     node: str = "worker"
 
     def words(self) -> str:
@@ -38,10 +40,10 @@ class Overload(Data, frozen=True, tag="overload", tag_field="fault"):
     in which it asks for a pause of `pause_s`; none where that is empty."""
 
     when: When
-    for_s: float
+    for_s: Seconds
     status: RefusesWith = 429
     says: AsksIn = ""
-    pause_s: float = 0.0
+    pause_s: Seconds = 0.0
     node: str = "worker"
 
     def words(self) -> str:
@@ -52,9 +54,9 @@ class Overload(Data, frozen=True, tag="overload", tag_field="fault"):
 class StuckWorker(Data, frozen=True, tag="stuck_worker", tag_field="fault"):
     """An inference worker stops for good in answers k to k+n-1, after `chunks` parts of a stream; its links stay up."""
 
-    k: int = 1
-    n: int = 1
-    chunks: int = 0
+    k: Nth = 1
+    n: Nth = 1
+    chunks: Count = 0
     node: str = "worker"
 
     def words(self) -> str:
@@ -67,10 +69,10 @@ class FailedReply(Data, frozen=True, tag="failed_reply", tag_field="fault"):
 
     dst: str
     route: str
-    status: int = 500
-    k: int = 1
-    n: int = 1
-    by_s: float = 0.0
+    status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 500
+    k: Nth = 1
+    n: Nth = 1
+    by_s: Seconds = 0.0
 
     def words(self) -> str:
         late = f" {self.by_s:g} s late" if self.by_s else ""
@@ -81,8 +83,8 @@ class ToolFails(Data, frozen=True, tag="tool_fails", tag_field="fault"):
     """The author's code of a tool raises after its effect, in calls k to k+n-1."""
 
     node: str
-    k: int = 1
-    n: int = 1
+    k: Nth = 1
+    n: Nth = 1
 
     def words(self) -> str:
         return f"{self.node}'s {ordinal(self.k, self.n)} tool call raises after its effect"
@@ -93,8 +95,8 @@ class JudgeFails(Data, frozen=True, tag="judge_fails", tag_field="fault"):
 
     node: str
     how: Literal["raises", "late"]
-    k: int = 1
-    n: int = 1
+    k: Nth = 1
+    n: Nth = 1
 
     def words(self) -> str:
         how = "raises" if self.how == "raises" else "takes long"
@@ -106,8 +108,8 @@ class BadState(Data, frozen=True, tag="bad_state", tag_field="fault"):
 
     node: str
     how: StateIs
-    k: int = 1
-    n: int = 1
+    k: Nth = 1
+    n: Nth = 1
 
     def words(self) -> str:
         how = "cannot be had" if self.how == "raises" else f"is {self.how}"
@@ -119,8 +121,8 @@ class GymChanged(Data, frozen=True, tag="gym_changed", tag_field="fault"):
     refuses the k-th to the k+n-1-th."""
 
     node: str
-    k: int = 1
-    n: int = 1
+    k: Nth = 1
+    n: Nth = 1
 
     def words(self) -> str:
         return f"{self.node}'s gym refuses the {ordinal(self.k, self.n)} state that it is to restore"
@@ -145,7 +147,7 @@ class Stranger(Data, frozen=True, tag="stranger", tag_field="fault"):
     dst: str
     asks: StrangerAsks
     when: When
-    number: int = 0
+    number: Count = 0
 
     def words(self) -> str:
         what = {
@@ -163,7 +165,7 @@ class Rival(Data, frozen=True, tag="rival", tag_field="fault"):
     sweeps the controller's lock files away; or both, so that the other one gets it, and ends."""
 
     how: RivalDoes
-    k: int = 1
+    k: Nth = 1
 
     def words(self) -> str:
         how = {

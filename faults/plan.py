@@ -7,17 +7,22 @@ Must not know: how a plan is drawn or carried out.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from faults.catalogue import Fault, Restart
 from faults.schedule import Schedule
+from faults.when import Count, Nth, Seconds
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.wire import json
 from gym_ckpt.wire.messages import plain
 
 PLAN_SCHEMA = 1
+
+
+Wait = Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0)]
+"""Seconds that the implementation waits for something again and again: with none of them nothing would ever be done."""
 
 
 class App(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,15 +41,15 @@ class App(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What is run: the workload, how the controller takes checkpoints, and what the disks are like."""
 
-    workload: int = 0
-    every_s: float | None = None
-    timeout_s: float = 20.0
-    keep: int = 2
-    grace_s: float = 15.0
+    workload: Count = 0
+    every_s: Wait | None = None
+    timeout_s: Wait = 20.0
+    keep: Nth = 2
+    grace_s: Wait = 15.0
     journalled: bool = True
     links: bool = True
     """False: a file system without hard links, as some network ones are."""
-    one_sigterm_s: float = 0.0
+    one_sigterm_s: Seconds = 0.0
     apps: tuple[App, ...] = ()
 
     def words(self) -> str:
@@ -63,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     `heal`: how everything comes up when the chaos is over; `schedule`: of tasks, shuffled where there is none."""
 
     setup: Setup = Setup()
-    chaos_s: float = 0.0
+    chaos_s: Seconds = 0.0
     requeue: Restart = Restart()
     heal: Restart = Restart()
     faults: tuple[Fault, ...] = ()

@@ -10,24 +10,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import get_args
+from typing import Annotated, get_args
 
 import msgspec
 
+from faults.when import Count, Data, Nth
 from gym_ckpt.words import counted
 
 SHUFFLED = "shuffled"
 
 
-class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
-
-
-class HoldBack(_Data, frozen=True, tag="hold_back", tag_field="schedule"):
+class HoldBack(Data, frozen=True, tag="hold_back", tag_field="schedule"):
     """Of the runnable tasks a share is held back, each for up to so many turns of the others."""
 
-    share: float
-    turns: int
+    share: Annotated[float, msgspec.Meta(ge=0.0, le=0.9)]
+    turns: Nth
 
     def words(self) -> str:
         return (
@@ -35,19 +32,19 @@ class HoldBack(_Data, frozen=True, tag="hold_back", tag_field="schedule"):
         )
 
 
-class OneByOne(_Data, frozen=True, tag="one_by_one", tag_field="schedule"):
+class OneByOne(Data, frozen=True, tag="one_by_one", tag_field="schedule"):
     """One task takes one step, any of the runnable ones; then again."""
 
     def words(self) -> str:
         return "schedule: one task at a time takes a step, any of the runnable ones"
 
 
-class Priorities(_Data, frozen=True, tag="priorities", tag_field="schedule"):
+class Priorities(Data, frozen=True, tag="priorities", tag_field="schedule"):
     """Each task has a priority and the highest runs; at `changes` of the first `within` steps the one that runs falls
     below all others (probabilistic concurrency testing: finds every bug of so many ordering constraints)."""
 
-    changes: int
-    within: int
+    changes: Count
+    within: Nth
 
     def words(self) -> str:
         return (

@@ -103,21 +103,25 @@ def _overloaded(d: Drawing) -> Faults:
 
 
 def _no_answer(d: Drawing) -> Faults:
-    """The inference workers die as a gate closes, and their calls are without an answer while it is closed."""
+    """The inference workers die as a gate closes, and their calls have no answer while it is closed, for long."""
     back = Restart("alone", _between(d, 0.0, 0.5))
-    gone = [faults.Crash((each,), OnRow("admission.closed", d.chance.randint(1, 6)), back) for each in d.workers]
+    long = faults.Delay(EVERYTHING, "commit", 1, 24, _between(d, 0.3, 1.0), 0.0)
+    closes = OnPhase("preparing", d.chance.randint(1, 2), d.policy())
+    gone = [faults.Crash((each,), closes, back) for each in d.workers]
     slow = [faults.SlowWorker(_between(d, 0.1, 0.6), 1, 30, node=each) for each in d.workers]
-    return *slow, *gone
+    return *slow, *gone, long
 
 
 def _not_staged(d: Drawing) -> Faults:
-    """Tokens of a call cannot be staged."""
+    """Tokens of a call cannot be staged; or its row stands and is not durable, and cannot be cut off again."""
     chance = d.chance
-    step = chance.choice(("files.create", "files.write", "files.fsync"))
-    found = [
-        faults.DiskError(policy, chance.choice(("ENOSPC", "EIO")), chance.randint(1, 10), chance.choice((1, 2)), step)
-        for policy in d.policies
-    ]
+    step = chance.choice(("files.create", "files.write", "files.fsync", "ledger.fsync"))
+    calls = 3 if step == "ledger.fsync" else 1
+    found: list[Fault] = []
+    for policy in d.policies:
+        error: faults.Errno = chance.choice(("ENOSPC", "EIO"))
+        k, n = chance.randint(1, 10), chance.choice((1, 2))
+        found.append(faults.DiskError(policy, error, k, n, step, calls=calls))
     return tuple(found)
 
 
@@ -172,7 +176,7 @@ def _copied(d: Drawing) -> Faults:
     found: list[Fault] = []
     for each in d.policies:
         found.append(faults.Duplicate(each, "completions", 1, 60, _between(d, 0.01, 0.3)))
-        found += [faults.DiskError(each, "EIO", k, 1, "ledger.check") for k in d.chance.sample(range(2, 20), 3)]
+        found += [faults.DiskError(each, "EIO", k, 1, "ledger.check") for k in d.chance.sample(range(2, 40), 8)]
     return tuple(found)
 
 
@@ -247,6 +251,16 @@ def _poisoned(d: Drawing) -> Faults:
 # ------------------------------------------------------------------------------------------------- restores
 
 
+def _gone_on(d: Drawing) -> Faults:
+    """The rows of the only checkpoint go on for some calls, and then everything dies; and once more."""
+    first = d.chance.randint(8, 12)
+    lost = [
+        faults.Crash((EVERYTHING,), OnRow("gate.row", k), Restart("whole", 0.01))
+        for k in (first, first + d.chance.randint(2, 5))
+    ]
+    return faults.Signal("SIGUSR1", At(_between(d, 0.4, 1.0))), *lost
+
+
 def _left_out(d: Drawing) -> Faults:
     """Restored rows are lost before their first call; a checkpoint leaves them out and cannot delete what was restored
     of them, and another one follows before they are retired."""
@@ -267,8 +281,11 @@ def _dies_restored(d: Drawing) -> Faults:
         faults.Delay(EVERYTHING, "resume", 1, 60, _between(d, 0.05, 0.1), 0.0),
         faults.Delay(EVERYTHING, "verify", 1, 24, 0.0, _between(d, 0.4, 0.9)),
     )
-    lives = d.chance.random() < 0.75 and bool(d.policies[1:])  # who captures must hear of them all the same
-    return (found[0], *found[2:]) if lives else found
+    if not d.policies[1:] or d.chance.random() < 0.25:
+        return found
+    # Who captures must hear of them all the same, by a checkpoint that they are in, and by one that leaves them out.
+    asked = faults.Signal("SIGUSR1", OnRow("collector.restored"), _between(d, 0.8, 1.3))
+    return (found[0], *found[2:], asked)
 
 
 def _waits_at_restore(d: Drawing) -> Faults:
@@ -437,7 +454,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_left_out, CAPTURED, OFTEN),
     Situation(_overloaded, ALL, {**OFTEN, "timeout_s": 1.5}),
     Situation(_broken_off, PASSED_ON),
-    Situation(_not_staged, CAPTURED),
+    Situation(_not_staged, CAPTURED, OFTEN),
     Situation(_no_answer, ALL, OFTEN),
     Situation(_poisoned, CAPTURED, {"every_s": None}),
     Situation(_on_the_wire, ALL, OFTEN),
@@ -450,7 +467,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_fenced, CAPTURED),
     Situation(_locked, CAPTURED),
     Situation(_failed_before, CAPTURED, OFTEN),
-    Situation(_dies_restored, ALL, OFTEN),
+    Situation(_gone_on, CAPTURED, {"every_s": None}),
+    Situation(_dies_restored, (*ALL, *CAPTURED), OFTEN),
     Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_read_late, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),

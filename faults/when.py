@@ -5,11 +5,17 @@ Must not know: what faults there are.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 EVERYTHING = "*"
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
+"""Virtual ones; a run of more than a day is a slip of the pen."""
+Nth = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+"""What is counted, or how many: the first is 1."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+"""How many, or the index of one of a list."""
 
 
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -22,7 +28,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class At(Data, frozen=True, tag="at", tag_field="when"):
     """At this time."""
 
-    t_s: float
+    t_s: Seconds
 
     def words(self) -> str:
         return f"at {self.t_s:g} s"
@@ -31,7 +37,7 @@ class At(Data, frozen=True, tag="at", tag_field="when"):
 class OnEvent(Data, frozen=True, tag="event", tag_field="when"):
     """Upon the trace's event of this index, the first being 1: any event at all."""
 
-    index: int
+    index: Nth
 
     def words(self) -> str:
         return f"upon event {self.index}"
@@ -41,7 +47,7 @@ class OnRow(Data, frozen=True, tag="row", tag_field="when"):
     """Upon the k-th event of this name."""
 
     event: str
-    k: int = 1
+    k: Nth = 1
 
     def words(self) -> str:
         return f"upon {nth(self.k)} {self.event}"
@@ -51,7 +57,7 @@ class OnPhase(Data, frozen=True, tag="phase", tag_field="when"):
     """When some participant, or this one, enters this phase for the k-th time."""
 
     phase: str
-    k: int = 1
+    k: Nth = 1
     node: str = ""
 
     def words(self) -> str:
@@ -66,7 +72,7 @@ class Restart(Data, frozen=True):
     kills and restarts the whole cluster. `healing`: not before the chaos is over."""
 
     how: Literal["alone", "whole", "healing"] = "alone"
-    after_s: float = 0.0
+    after_s: Seconds = 0.0
 
     def words(self) -> str:
         if self.how == "healing":

@@ -37,10 +37,12 @@ class DeadOwner(BaseException):
 
 @dataclass(slots=True)
 class Failing:
-    """The `calls`-th call from now on fails, before or `after` its effect; a look has none. `struck` is told which."""
+    """The `nth` call from now on fails, and those after it, `times` in all, before or `after` their effect; a look has
+    none. `struck` is told which."""
 
     errno: int
-    calls: int
+    nth: int
+    times: int
     after: bool
     struck: Callable[[str, str], None]
     holds: bool = False
@@ -244,13 +246,16 @@ class View:
         if self._disk.on_op is not None:
             self._disk.on_op(self._owner, op, path)
         if self.failing is not None:
-            self.failing.calls -= 1
-            self.failing.holds = self.failing.calls == 0
+            self.failing.nth -= 1
+            self.failing.holds = self.failing.nth <= 0
             if self.failing.holds and (op in LOOKS or not self.failing.after):
                 self._fail(self.failing, op, path)
 
     def _fail(self, failing: Failing, op: str, path: str) -> None:
-        self.failing = None
+        failing.times -= 1
+        failing.holds = False
+        if not failing.times:
+            self.failing = None
         failing.struck(op, path)
         raise _error(failing.errno, path)
 

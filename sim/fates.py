@@ -63,11 +63,13 @@ class ExchangeFate:
 
 @dataclass(frozen=True, slots=True)
 class DiskFailure:
-    """One call of a step fails, the disk's own way: a write leaves a part, a failed sync forgets. `after`: once it has
-    taken effect. `struck` is called as it does; a step without so many calls does not fail."""
+    """Calls of a step fail, from the `call`-th on so many (`calls`), the disk's own way: a write leaves a part, a
+    failed sync forgets. `after`: once it has taken effect. `struck` is called as one does; a step without so many calls
+    does not fail."""
 
     errno: int
     call: int = 1
+    calls: int = 1
     after: bool = False
     struck: Callable[[], None] | None = None
 

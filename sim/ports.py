@@ -120,7 +120,7 @@ class _Disk:
                 self._node.name, "disk.error", step=step, errno=failure.errno, call=call, path=path, after=failure.after
             )
 
-        return Failing(failure.errno, failure.call, failure.after, struck)
+        return Failing(failure.errno, failure.call, failure.calls, failure.after, struck)
 
 
 def _abandon(steps: Generator[str, None, Any]) -> None:

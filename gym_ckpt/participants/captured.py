@@ -195,7 +195,7 @@ class LedgerBook(CallBook):
         """Several may pay at once, and a release may drop all meanwhile: only what is seen after a wait counts."""
         while owed := self._owed.get(episode):
             poison = owed[0]
-            await self.ledger.poison(episode, poison)  # the same again changes nothing
+            await self.ledger.poison(episode, poison, afresh=True)
             if owed and owed[0] is poison:
                 del owed[0]
             if not owed and self._owed.get(episode) is owed:

@@ -56,9 +56,9 @@ class CaptureLedger:
         job = ledger.append_row(self._directory, episode, row, lambda: self._marked(episode), keep)
         return await self._unlocked(job, shield=True)
 
-    async def poison(self, episode: EpisodeId, poison: Poison) -> Appended:
-        """Make the rollout unusable for training, durably."""
-        job = ledger.append_poison(self._directory, episode, poison, lambda: self._marked(episode))
+    async def poison(self, episode: EpisodeId, poison: Poison, *, afresh: bool = False) -> Appended:
+        """Make the rollout unusable for training, durably. `afresh`: an earlier try has failed."""
+        job = ledger.append_poison(self._directory, episode, poison, lambda: self._marked(episode), afresh=afresh)
         return await self._unlocked(job, shield=True)
 
     async def read(self, episode: EpisodeId) -> Lineage:

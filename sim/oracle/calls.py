@@ -58,6 +58,7 @@ class Boundary(Check):
             "net.left": self._over,
             "gate.broken": self._broken,
             "gate.withdrawn": self._withdrawn,
+            "gate.error": self._refused,
             "commit.exported": self._exported,
             "collector.published": self._published,
         }
@@ -72,6 +73,12 @@ class Boundary(Check):
     def _withdrawn(self, row: Row) -> None:
         """Its row failed: a stream that had begun with keep-alives ends with an error in it, which is no answer."""
         if row.fields["failed"]:
+            self._broken(row)
+
+    def _refused(self, row: Row) -> None:
+        """So does one whose copy has got the row; of a copy itself that is refused, the caller hears nothing."""
+        call = row.fields["call"]
+        if any(call == each for calls in self._calls.values() for _, each, _ in calls.values()):
             self._broken(row)
 
     def _crashed(self, row: Row) -> None:
@@ -260,6 +267,7 @@ def has_data(chunk: bytes) -> bool:
 class _Waited:
     node: str
     episode: EpisodeId
+    call: str
     doomed: bool = False
 
 
@@ -269,7 +277,8 @@ class Waiting(Check):
     def __init__(self, findings: Findings, known: Known) -> None:
         super().__init__(findings)
         self._known = known
-        self._tagged: dict[int, EpisodeId] = {}
+        self._tagged: dict[int, tuple[EpisodeId, str]] = {}
+        """By exchange: whose it is, and the id of a model call."""
         self._waiting: dict[int, _Waited] = {}
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -278,18 +287,19 @@ class Waiting(Check):
             "net.duplicate": self._request,
             "net.arrived": self._arrived,
             "admission.stopped": self._stopped,
+            "gate.admitted": self._admitted,
             "net.head": self._head,
         }
 
     def _request(self, row: Row) -> None:
         by = caller(row.fields["path"])
         if by is not None:
-            self._tagged[row.fields["x"]] = by
+            self._tagged[row.fields["x"]] = by, row.fields.get("call", "")
 
     def _arrived(self, row: Row) -> None:
-        by = self._tagged.pop(row.fields["x"], None)
-        if by is not None and self._known.server(row.node).closed:
-            self._waiting[row.fields["x"]] = _Waited(row.node, by)
+        tagged = self._tagged.pop(row.fields["x"], None)
+        if tagged is not None and self._known.server(row.node).closed:
+            self._waiting[row.fields["x"]] = _Waited(row.node, *tagged)
 
     def _stopped(self, row: Row) -> None:
         if not self._waiting:
@@ -300,6 +310,11 @@ class Waiting(Check):
         for call in self._waiting.values():
             if call.node == row.node and call.episode.attempt <= highest.get(call.episode.rollout_id, -1):
                 call.doomed = True
+
+    def _admitted(self, row: Row) -> None:
+        at = row.node, row.fields["call"]
+        doomed = any(each.doomed and (each.node, each.call) == at for each in self._waiting.values())
+        self.look(35, f"call {at[1]} waited, was retired, and is admitted" if doomed else None, row.node)
 
     def _head(self, row: Row) -> None:
         call = self._waiting.pop(row.fields["x"], None)

@@ -45,7 +45,8 @@ class Scope(Check):
 
 
 class Delivered(Check):
-    """INV-17, INV-18: a call is in a checkpoint only if its answer had started when its server exported.
+    """INV-17, INV-18: a call is in a checkpoint only if its answer had started when its server exported. One that was
+    held by then had not, whatever has been said of it since.
 
     INV-6: an attempt that continues a checkpoint does not repeat the calls that its session holds.
     """
@@ -57,19 +58,43 @@ class Delivered(Check):
         """Calls whose answer started, over all lives, in order."""
         self._at_export: dict[str, int] = {}
         """By checkpoint: how many had when the first model server exported."""
+        self._closed: set[str] = set()
+        """Model servers that admit nothing."""
+        self._held: dict[str, set[str]] = {}
+        """By model server: calls that wait there to be delivered."""
+        self._undelivered: dict[str, set[str]] = {}
+        """By checkpoint: those of all model servers when some of them exported."""
         self._done: dict[str, int] = {}
         """By capture key of a restored attempt: calls that its session holds."""
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
+            "node.started": self._opened,
+            "admission.opened": self._opened,
+            "admission.closed": self._shut,
+            "gate.held": self._hold,
             "gate.started": self._start,
             "commit.exported": self._exported,
             "collector.published": self._published,
             "collector.restored": self._restored,
         }
 
+    def _opened(self, row: Row) -> None:
+        self._closed.discard(row.node)
+        self._held.pop(row.node, None)
+
+    def _shut(self, row: Row) -> None:
+        self._closed.add(row.node)
+
+    def _hold(self, row: Row) -> None:
+        if row.fields["call"] not in self._started:  # of a copy, too, which may have been delivered
+            self._held.setdefault(row.node, set()).add(row.fields["call"])
+
     def _start(self, row: Row) -> None:
         call = row.fields["call"]
+        if row.node not in self._closed:
+            for held in self._held.values():
+                held.discard(call)
         self._started.setdefault(call)
         done = self._done.get(row.fields["episode"])
         number = number_of(call)
@@ -79,12 +104,14 @@ class Delivered(Check):
     def _exported(self, row: Row) -> None:
         if row.fields["kind"] == Kind.MODEL:
             self._at_export.setdefault(row.fields["checkpoint_id"], len(self._started))
+            self._undelivered.setdefault(row.fields["checkpoint_id"], set()).update(*self._held.values())
 
     def _published(self, row: Row) -> None:
         checkpoint_id = row.fields["checkpoint_id"]
         started = list(self._started)
         contents = self._archive.contents(checkpoint_id)
-        self.look(17, only_started(_calls(contents), started))
+        held = self._undelivered.pop(checkpoint_id, set())
+        self.look(17, only_started(_calls(contents), [call for call in started if call not in held]))
         before = started[: self._at_export.get(checkpoint_id, len(started))]
         self.look(18, only_started(model_calls(contents), before))
 

@@ -82,12 +82,18 @@ def append_row(
         refused = _refused(fs, directory, episode, marked)
         if refused is not None:
             return refused
-        if row.model_call_id in _hidden(_read_poison(fs, directory, episode)):
+        hidden = _hidden(_read_poison(fs, directory, episode))
+        if row.model_call_id in hidden:
             return Appended.POISONED
         yield "ledger.read"
-        path = path_of(directory, episode, Ending.ROWS)
-        scan = Scan(path)
-        stands = written_before(episode.key, list(scan.rows(fs)), row)  # all of it: the end must be known
+        scan = Scan(path_of(directory, episode, Ending.ROWS))
+        rows, end = [], 0
+        for each in scan.rows(fs):  # all of them: the end must be known
+            rows.append(each)
+            if each.model_call_id not in hidden:
+                end = scan.end
+        scan.end = end  # what could not be undone is cut now: it may never be durable, and would be a hole
+        stands = written_before(episode.key, rows, row)
         if keep is not None:
             yield from keep(fs)
         return (yield from _append(fs, directory, scan, b"" if stands else line + b"\n"))
@@ -96,9 +102,16 @@ def append_row(
 
 
 def append_poison(
-    directory: str, episode: EpisodeId, poison: Poison, marked: Callable[[], bool] = lambda: False
+    directory: str,
+    episode: EpisodeId,
+    poison: Poison,
+    marked: Callable[[], bool] = lambda: False,
+    *,
+    afresh: bool = False,
 ) -> Job[Appended | Busy]:
     """Make the rollout unusable for training, durably, with the reason. The same again changes nothing.
+
+    `afresh`: an earlier try has failed, and what it left may never be durable, whoever syncs it: write it again.
 
     Raises (by the job):
         OSError: not written.
@@ -114,9 +127,15 @@ def append_poison(
         yield "ledger.read"
         scan = Scan(path_of(directory, episode, Ending.POISON))
         try:
-            stands = poison in list(scan.poison(fs))
+            stands, end = False, 0
+            for each in scan.poison(fs):
+                stands = stands or each == poison
+                if each != poison:
+                    end = scan.end
         except InvalidCheckpointState:
             return Appended.REPEATED  # a damaged file says as much: see `readable_lineage_of`
+        if afresh:
+            stands, scan.end = False, end  # in the same place: a hole would take the line behind it along
         return (yield from _append(fs, directory, scan, b"" if stands else line + b"\n"))
 
     return locked(directory, episode.rollout_id, body)
