@@ -12,6 +12,7 @@ from gym_ckpt.errors import PeerLost
 from gym_ckpt.participants import capture
 from gym_ckpt.participants.capture import NotCaptured, read_tokens
 from gym_ckpt.participants.completions import (
+    MalformedCompletion,
     StreamedCompletion,
     Tokens,
     _Assembly,
@@ -75,6 +76,7 @@ def test_a_stream_is_read_in_pieces_that_may_end_anywhere(piece: int, monkeypatc
         (stream(chunk(0, 1)), "without finish_reason"),
         (stream(chunk(0, 0), {"error": {"message": "out of memory"}}), "out of memory"),
         (stream(chunk(0, 0), {"error": "overloaded"}), "overloaded"),
+        (stream(chunk(0, 0), {"choices": [{"index": 1, "delta": {"content": "or"}}]}), "an answer of several choices"),
         (stream(chunk(0, 0, weight_version="v2")), "weight_version that is no whole number"),
         (stream(chunk(0, 0, weight_version=True)), "weight_version that is no whole number"),
         (b"data: {\n\n", "not a chat completion"),
@@ -83,6 +85,28 @@ def test_a_stream_is_read_in_pieces_that_may_end_anywhere(piece: int, monkeypatc
 def test_what_cannot_be_captured_says_why(answer: bytes, why: str) -> None:
     with pytest.raises(NotCaptured, match=why):
         ran(read_tokens(answer, streamed=True))
+
+
+def test_the_text_of_a_text_completion_is_what_it_says() -> None:
+    choice = {
+        "index": 0,
+        "text": "hi",
+        "token_ids": [5],
+        "logprobs": {"token_logprobs": [-0.5]},
+        "finish_reason": "stop",
+    }
+    answer = json.dumps({"id": "x", "choices": [choice], "prompt_token_ids": [7, 8]})
+    tokens, _ = ran(read_tokens(answer, streamed=False))
+    assert (tokens.message["content"], tokens.token_ids, tokens.log_probabilities) == ("hi", (5,), (-0.5,))
+
+
+@pytest.mark.parametrize("lacks", ["finish_reason", "usage"])
+def test_an_agent_takes_no_answer_that_does_not_say_how_it_ended_or_what_it_used(lacks: str) -> None:
+    usage = {} if lacks == "usage" else {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    completion = StreamedCompletion()
+    completion.feed(stream(chunk(0, 1 if lacks == "finish_reason" else 0, **usage)))
+    with pytest.raises(MalformedCompletion, match="without finish_reason or usage"):
+        completion.reply("c")
 
 
 def test_an_answer_costs_an_agent_time_in_proportion_to_its_tokens() -> None:
