@@ -113,7 +113,7 @@ class Crash(Data, frozen=True, tag="crash", tag_field="fault"):
     """Nodes die: some, as hosts do, with what they had not synced, most without losing it. `silent`: with their host,
     so that peers see no reset."""
 
-    nodes: tuple[str, ...]
+    nodes: Annotated[tuple[str, ...], Meta(min_length=1)]
     when: When
     restart: Restart = Restart()
     silent: bool = False

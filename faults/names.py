@@ -54,6 +54,14 @@ def check_names(plan: Plan) -> None:
             raise ConfigError(f"not a fault plan: faults[{at}] ({fault.words()}): there is no {what} {name!r}; {hint}")
 
 
+def known() -> list[tuple[str, list[str], list[str]]]:
+    """For people: what is named, by which fields of faults, and what there is. Fields that differ in `*` apart."""
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for field, (what, there_are) in _KNOWN.items():
+        rows.setdefault((what, tuple(sorted(set(there_are) - {""}))), []).append(field)
+    return [(what, fields, list(there_are)) for (what, there_are), fields in rows.items()]
+
+
 def _names(of: msgspec.Struct) -> Iterator[tuple[str, str]]:
     for field in msgspec.structs.fields(of):
         value = getattr(of, field.name)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from faults import forms
 from faults.catalogue import Fault, Restart
 from faults.schedule import Schedule
 from faults.when import Count, Nth, Seconds
@@ -95,9 +96,14 @@ def load(data: bytes) -> Plan:
     from faults.names import check_names  # which knows what is drawn, and that are plans
 
     try:
-        plan = msgspec.convert(json.loads(data), Plan)
-    except (ValueError, msgspec.ValidationError) as error:
+        value = json.loads(data)
+    except ValueError as error:
         raise ConfigError(f"not a fault plan: {error}") from None
+    try:
+        plan = msgspec.convert(value, Plan)
+    except msgspec.ValidationError as error:
+        hint = forms.hint(str(error), value, Plan)
+        raise ConfigError(f"not a fault plan: {error}{hint and f'; {hint}'}") from None
     if len({app.server for app in plan.setup.apps}) < len(plan.setup.apps):
         raise ConfigError("not a fault plan: setup.apps names a server twice")
     if plan.schema != PLAN_SCHEMA:

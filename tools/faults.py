@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
-from faults.catalogue import Fault, Restart
-from faults.draw import ANYWHERE, AREAS, FAILING, KINDS, PROFILES, UNGATED
+from faults import forms
+from faults.catalogue import Fault
+from faults.draw import ANYWHERE, AREAS, EVENTS, FAILING, KINDS, PROFILES, UNGATED
+from faults.names import known
+from faults.plan import Plan, Setup
+from faults.schedule import Schedule
 from faults.situations import SITUATIONS
+from faults.when import Count, Nth, Restart, Seconds, When
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "simulator" / "faults.md"
@@ -90,19 +95,97 @@ NOT_BUILT: tuple[tuple[str, str], ...] = (
     ("inode reuse", "nothing: no code keeps an inode's number, and the port of files shows none"),
 )
 
+PLAIN = frozenset({
+    "a name", "a list of a name", "true or false",
+    *(forms.form(msgspec.inspect.type_info(kind)) for kind in (Seconds, Nth, Count)),
+})  # fmt: skip
+"""What a parameter is of which its name, or its default, says enough."""
 HEAD = """\
 # Faults
 
 Made by `./dev run python -m tools.faults` from `faults/catalogue.py`, `faults/others.py`, `faults/draw.py` and
-`faults/situations.py`; a test compares. A plan holds any of these as JSON, with `"fault"` as the name and the
-parameters below; see [write a fault](write-a-fault.md).
+`faults/situations.py`; a test compares. A [plan](#a-plan) holds any of these as JSON; see also
+[write a fault](write-a-fault.md).
 
 ## What there is
 
-A parameter with a default, which stands in brackets, may be left out.
+`"fault"` is the name, and beside it stand the parameters. One with a default, which stands in brackets, may be left
+out. What ends in `_s` is seconds of virtual time, 0 to 86,400; `k` and `n` count from 1. `when` and `restart`, and the
+names that others take, stand [below](#a-plan).
 
 | fault | what happens | parameters |
 |---|---|---|
+"""
+EXAMPLE = """\
+{
+  "setup": {"workload": 3, "every_s": 0.6, "timeout_s": 5.0},
+  "chaos_s": 4.0,
+  "faults": [
+    {"fault": "signal", "name": "SIGUSR1", "when": {"when": "row", "event": "collector.dispatch", "k": 4}},
+    {"fault": "pause", "node": "agent", "when": {"when": "phase", "phase": "prepared", "node": "agent"}, "for_s": 0.2},
+    {"fault": "disk_error", "node": "environment", "errno": "ENOSPC", "k": 1, "step": "records.write"},
+    {"fault": "crash", "nodes": ["policy", "worker"], "when": {"when": "at", "t_s": 0.9},
+     "restart": {"how": "whole", "after_s": 0.1}}
+  ],
+  "requeue": {"how": "whole"}
+}
+"""
+PLAN = f"""
+## A plan
+
+One object. Everything in it may be left out; what is misspelt is refused, and what there is is named. This one, and a
+seed for whatever is left to chance, run by `./dev run gym-ckpt sim replay --seed 1 --plan plan.json`:
+
+```json plan
+{EXAMPLE}```
+"""
+KEYS: dict[str, str] = {
+    "setup": "what is run, and how: see there",
+    "chaos_s": "until when faults may strike; then everything heals, and the run has to end well",
+    "requeue": "how the controller comes back after it ended by itself: see `restart`",
+    "heal": "how everything comes up when the chaos is over: all is restarted (`whole`), or what is down comes up",
+    "faults": "any of those above, in any order",
+    "schedule": "in which order tasks run: see there; shuffled by the seed where it is null",
+    "schema": "of plans; no other is read",
+}
+SETUP_KEYS: dict[str, str] = {
+    "workload": "which of the simulator's small gyms and inputs",
+    "every_s": "seconds between checkpoints; null: none but those that are asked for",
+    "timeout_s": "seconds that a checkpoint may take",
+    "keep": "how many published checkpoints are kept",
+    "grace_s": "seconds by which a lease outlasts its deadline",
+    "journalled": "a crash leaves a prefix of what was not synced in directories; else any part of it",
+    "links": "the file system has hard links",
+    "one_sigterm_s": "SIGTERMs within so many seconds are one",
+    "apps": (
+        'servers that are applications of an author\'s own, such as `{"server": "inventory", "factory": '
+        '"examples.letters:build"}`: see [there](your-own-server.md)'
+    ),
+}
+PARTS = """
+`when`, of a fault, is one of these:
+
+| JSON | when |
+|---|---|
+"""
+RESTART = """
+`restart` of a fault, `requeue` and `heal` are alike:
+
+| JSON | what |
+|---|---|
+"""
+SCHEDULES = """
+`schedule` is one of these:
+
+| JSON | order |
+|---|---|
+"""
+NAMES = """
+Names, and the parameters in which they stand. Of `step` and `route` an empty one is any; a gym whose server is an
+application has its author's routes and events, too:
+
+| parameters | what there is |
+|---|---|
 """
 
 BESIDE = """
@@ -131,7 +214,8 @@ def page() -> str:
     lines = [HEAD]
     for name, cls in names().items():
         what = " ".join((inspect.getdoc(cls) or "").split())
-        lines.append(f"| `{name}` | {what} | {', '.join(_parameters(cls))} |\n")
+        lines.append(f"| `{name}` | {what} | {'; '.join(_parameters(cls))} |\n")
+    lines += _plan()
     lines.append("\n## What the specification asks for\n\n| area | asked for | by |\n|---|---|---|\n")
     for area in AREAS:
         lines += [f"| {area} | {asked} | {_code(by)} |\n" for asked, by in SPEC[area]]
@@ -156,12 +240,51 @@ def page() -> str:
 
 
 def _parameters(cls: type[msgspec.Struct]) -> Iterator[str]:
-    for field in msgspec.structs.fields(cls):
-        if field.required:
-            yield f"`{field.name}`"
-        else:
-            shown = field.default.words() if isinstance(field.default, Restart) else field.default
-            yield f"`{field.name}` ({shown!r})" if isinstance(shown, str) else f"`{field.name}` ({shown})"
+    described = msgspec.inspect.type_info(cls)
+    assert isinstance(described, msgspec.inspect.StructType)
+    for field in described.fields:
+        given = "" if field.required else f" ({_json(forms.default(field))})"
+        what = forms.form(field.type)
+        tells = what not in PLAIN and not isinstance(field.type, msgspec.inspect.StructType | msgspec.inspect.UnionType)
+        yield f"`{field.encode_name}`{given}{f': {_shown(what)}' if tells else ''}"
+
+
+def _plan() -> Iterator[str]:
+    """How one is written."""
+    yield PLAN
+    for kind, meanings in ((Plan, KEYS), (Setup, SETUP_KEYS)):
+        described = msgspec.inspect.type_info(kind)
+        assert isinstance(described, msgspec.inspect.StructType)
+        yield f"\n| {'key of `setup`' if kind is Setup else 'key'} | default | what |\n|---|---|---|\n"
+        for field in described.fields:
+            shown = "as below" if field.encode_name == "setup" else _json(forms.default(field))
+            yield f"| `{field.encode_name}` | {shown} | {meanings[field.encode_name]} |\n"
+    yield PARTS
+    yield from _forms(get_args(When))
+    yield RESTART
+    yield from _forms((Restart,))
+    yield SCHEDULES
+    yield from _forms(get_args(Schedule))
+    yield NAMES
+    for what, fields, there_are in known():
+        yield f"| {', '.join(f'`{field}`' for field in fields)} ({what}) | {', '.join(map(_json, there_are))} |\n"
+    yield f"| `event` | any event of a trace, such as {', '.join(map(_json, EVENTS))} |\n"
+
+
+def _forms(kinds: Iterable[type[msgspec.Struct]]) -> Iterator[str]:
+    for kind in kinds:
+        what = " ".join((inspect.getdoc(kind) or "").split())
+        yield f"| {_json(forms.form(msgspec.inspect.type_info(kind)))} | {what} |\n"
+
+
+def _json(text: str) -> str:
+    return f"`{text}`"
+
+
+def _shown(form: str) -> str:
+    """Of a list of values each as JSON."""
+    head, found, values = form.partition("one of ")
+    return f"{head}{found}{', '.join(map(_json, values.split(', ')))}" if found else form
 
 
 def _code(names_: str) -> str:

@@ -10,7 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import sim.cli
+from faults.catalogue import kind_of
+from faults.plan import load
 from sim.report import screen
+from sim.run import run_seed
 from tests.unit.documents import ROOT, blocks, commands, executed, name_of
 
 DOCS = (ROOT / "docs" / "simulator.md", *sorted((ROOT / "docs" / "simulator").glob("*.md")))
@@ -41,10 +44,19 @@ def test_every_quotation_is_in_the_source() -> None:
         assert body in (ROOT / source).read_text(encoding="utf-8"), f"{source} no longer says:\n{body}"
 
 
+def test_the_plan_that_is_shown_runs_and_all_of_it_strikes() -> None:
+    (shown,) = [body for path in DOCS for language, body in blocks(path) if language == "json plan"]
+    plan = load(shown.encode())
+    verdict = run_seed(1, plan=plan)
+    assert verdict.ok and set(verdict.faults) == {kind_of(fault) for fault in plan.faults}
+
+
 def test_every_block_is_of_a_known_sort() -> None:
     for path in DOCS:
         for language, _ in blocks(path):
-            assert re.match(r"$|python run \w+$|py from \S+$|text screen$", language), f"{name_of(path)}: {language!r}"
+            assert re.match(r"$|python run \w+$|py from \S+$|text screen$|json plan$", language), (
+                f"{name_of(path)}: {language!r}"
+            )
 
 
 REPLAYED = (("failed-seed.md", "fuzz --bug mark-after-stop"), ("your-own-server.md", "fuzz --seeds 0..20 --app"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,41 @@ def test_a_misspelt_name_is_refused_with_the_near_one(fault: faults.Fault, why: 
 def test_what_python_does_not_check_is_refused_too() -> None:
     with pytest.raises(ConfigError, match="Invalid enum value 'wole'"):
         run_seed(1, plan=Plan(requeue=Restart("wole")))  # type: ignore[arg-type]
+
+
+AGENT = b'{"fault": "crash", "nodes": ["agent"], '
+BY_HAND: tuple[tuple[bytes, str], ...] = (
+    (b'{"fault": "crahs"}', '.fault`; did you mean "crash"? there are "crash", "crash_host"'),
+    (b'{"nodes": ["agent"]}', 'missing required field `fault` - at `$.faults[0]`; it is one of "crash"'),
+    (AGENT + b'"silent": true}', 'field `when` - at `$.faults[0]`; it is {"when": "at", "t_s": …} or {"when": "event"'),
+    (AGENT + b'"when": 0.4}', '`$.faults[0].when`; it is {"when": "at", "t_s": …} or'),
+    (AGENT + b'"when": {"t_s": 0.4}}', '`when` - at `$.faults[0].when`; it is one of "at", "event", "row", "phase"'),
+    (AGENT + b'"when": {"when": "rows"}}', 'did you mean "row"? there are "at", "event", "row", "phase"'),
+    (AGENT + b'"when": {"when": "at"}}', 'field `t_s` - at `$.faults[0].when`; it is a number, 0 to 86,400'),
+    (AGENT + b'"wen": {"when": "at"}}', '`wen` - at `$.faults[0]`; did you mean "when"? there are "nodes", "when"'),
+    (b'{"fault": "crash", "nodes": [], "when": {"when": "at", "t_s": 1}}', "length >= 1 - at `$.faults[0].nodes`"),
+    (b'{"fault": "crash_at_step", "node": "agent", "k": 1, "side": "sideways"}', 'there are "after", "before"'),
+    (b'{"fault": "overload", "when": {"when": "at", "t_s": 1}, "for_s": 1, "status": 404}', "there are 429, 503, 529"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "why"), BY_HAND)
+def test_what_is_wrong_in_a_plan_written_by_hand_is_named_with_what_there_is(fault: bytes, why: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load(b'{"faults": [' + fault + b"]}")
+
+
+def test_a_plan_that_is_no_object_or_misspells_a_key_is_told_the_keys() -> None:
+    for data, why in (
+        (b"[]", 'it is {"setup": {"workload": 0, "every_s": null'),
+        (b'{"fault": []}', 'did you mean "faults"? there are "setup", "chaos_s"'),
+        (b'{"setup": {"evry_s": 1}}', 'did you mean "every_s"? there are "workload"'),
+        (b'{"schedule": {"schedule": "one"}}', 'there are "hold_back", "one_by_one", "priorities"'),
+        (b'{"faults": {}}', "Expected `array`, got `object` - at `$.faults`"),
+        (b"{", "not a fault plan"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(why)):
+            load(data)
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
