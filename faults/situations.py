@@ -113,16 +113,22 @@ def _no_answer(d: Drawing) -> Faults:
 
 
 def _not_staged(d: Drawing) -> Faults:
-    """Tokens of a call cannot be staged; or its row stands and is not durable, and cannot be cut off again."""
+    """Tokens of a call cannot be staged."""
     chance = d.chance
-    step = chance.choice(("files.create", "files.write", "files.fsync", "ledger.fsync"))
-    calls = 3 if step == "ledger.fsync" else 1
-    found: list[Fault] = []
-    for policy in d.policies:
-        error: faults.Errno = chance.choice(("ENOSPC", "EIO"))
-        k, n = chance.randint(1, 10), chance.choice((1, 2))
-        found.append(faults.DiskError(policy, error, k, n, step, calls=calls))
+    step = chance.choice(("files.create", "files.write", "files.fsync"))
+    found = [
+        faults.DiskError(policy, chance.choice(("ENOSPC", "EIO")), chance.randint(1, 10), chance.choice((1, 2)), step)
+        for policy in d.policies
+    ]
     return tuple(found)
+
+
+def _not_undone(d: Drawing) -> Faults:
+    """A call's row stands and is not durable, and cannot be cut off again either."""
+    return tuple(
+        faults.DiskError(policy, "EIO", d.chance.randint(1, 8), d.chance.choice((1, 2)), "ledger.fsync", calls=3)
+        for policy in d.policies
+    )
 
 
 def _on_the_wire(d: Drawing) -> Faults:
@@ -273,19 +279,20 @@ def _left_out(d: Drawing) -> Faults:
 
 
 def _dies_restored(d: Drawing) -> Faults:
-    """An environment dies between a restore and its first `/run`, with episodes whose agents have ended already; or it
-    lives, and they end without another model call."""
-    found = (
+    """An environment dies between a restore and its first `/run`, with episodes whose agents have ended already."""
+    return (
         _all_lost(d),
         faults.Crash(("environment",), OnRow("collector.restored"), Restart("alone", _between(d, 0.0, 0.02))),
         faults.Delay(EVERYTHING, "resume", 1, 60, _between(d, 0.05, 0.1), 0.0),
         faults.Delay(EVERYTHING, "verify", 1, 24, 0.0, _between(d, 0.4, 0.9)),
     )
-    if not d.policies[1:] or d.chance.random() < 0.25:
-        return found
-    # Who captures must hear of them all the same, by a checkpoint that they are in, and by one that leaves them out.
+
+
+def _over_restored(d: Drawing) -> Faults:
+    """Episodes whose agents have ended already are restored, and end without another model call: a checkpoint comes
+    while they are there, and one when they are not."""
     asked = faults.Signal("SIGUSR1", OnRow("collector.restored"), _between(d, 0.8, 1.3))
-    return (found[0], *found[2:], asked)
+    return _all_lost(d), faults.Delay(EVERYTHING, "verify", 1, 24, 0.0, _between(d, 0.5, 0.9)), asked
 
 
 def _waits_at_restore(d: Drawing) -> Faults:
@@ -454,7 +461,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_left_out, CAPTURED, OFTEN),
     Situation(_overloaded, ALL, {**OFTEN, "timeout_s": 1.5}),
     Situation(_broken_off, PASSED_ON),
-    Situation(_not_staged, CAPTURED, OFTEN),
+    Situation(_not_staged, CAPTURED),
+    Situation(_not_undone, CAPTURED, OFTEN),
     Situation(_no_answer, ALL, OFTEN),
     Situation(_poisoned, CAPTURED, {"every_s": None}),
     Situation(_on_the_wire, ALL, OFTEN),
@@ -468,7 +476,8 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_locked, CAPTURED),
     Situation(_failed_before, CAPTURED, OFTEN),
     Situation(_gone_on, CAPTURED, {"every_s": None}),
-    Situation(_dies_restored, (*ALL, *CAPTURED), OFTEN),
+    Situation(_dies_restored, ALL, OFTEN),
+    Situation(_over_restored, CAPTURED, OFTEN),
     Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_read_late, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
