@@ -32,7 +32,7 @@ from gym_ckpt.cli.tell import tell
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.outcome import lines_of
-from gym_ckpt.controller.progress import PlainProgress, RichProgress
+from gym_ckpt.controller.progress import EventProgress, PlainProgress, RichProgress
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.ports import Disk, Tracer
 from gym_ckpt.runtime.groups import Tasks
@@ -47,7 +47,7 @@ TOLD: Final = frozenset(
     }
 )  # fmt: skip
 """Trace events that people are told of in words. Whoever asks for JSON is a program: it finds them in the log."""
-LOGGED: Final = NOTABLE | TOLD
+LOGGED: Final = NOTABLE | TOLD | {"collector.progress", "collector.says"}
 """Trace events that may stand in the collector's log."""
 
 
@@ -81,12 +81,12 @@ def _run(config: str, resume: bool | None, as_json: bool) -> Outcome:
     supervised = die_with_parent()
     if supervised:
         shield_from_interrupt()
-    progress = _progress(as_json)
+    tracer = LogTracer(LOGGED if as_json else NOTABLE)
+    progress = _progress(as_json, tracer)
     if isinstance(progress, RichProgress):
         log_through(progress.message)  # what its events say, its messages say for people
     else:
         log_to_stderr()
-    tracer = LogTracer(LOGGED if as_json else NOTABLE)
     listened = LISTENED if supervised else (*LISTENED, signal.SIGINT)
     try:
         settings, wanted = _settings(config, resume)
@@ -120,10 +120,12 @@ def _failed(error: BaseException) -> Outcome:
     return Outcome(status, message)
 
 
-def _progress(as_json: bool) -> PlainProgress | RichProgress:
-    if not as_json and sys.stderr.isatty() and sys.stdout.isatty():
+def _progress(as_json: bool, tracer: Tracer) -> PlainProgress | RichProgress:
+    if as_json:
+        return EventProgress(tracer, logged=TOLD)
+    if sys.stderr.isatty() and sys.stdout.isatty():
         return RichProgress()
-    return PlainProgress(lambda line: tell(line, err=True), logged=TOLD if as_json else ())
+    return PlainProgress(lambda line: tell(line, err=True))
 
 
 async def _collect(

@@ -1,18 +1,21 @@
 """What a person sees of a run: finished, in flight, restored, failed, rate and the time left; and notable lines.
 
-Two looks: plain lines for logs and pipes, a bar on a terminal. Neither decides anything, and neither may fail a run.
+Three looks: plain lines for logs and pipes, a bar on a terminal, events for programs. None decides anything, and none
+may fail a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 from gym_ckpt.core.collection import Counts
 from gym_ckpt.limits import PROGRESS_EVERY_S
+from gym_ckpt.ports import Tracer
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichBar
@@ -25,8 +28,8 @@ class Progress(Protocol):
         """Rows stand like this before the first is dispatched; restored and finished ones are of earlier runs."""
         ...
 
-    def update(self, counts: Counts) -> None:
-        """Something changed."""
+    def update(self, counts: Counts, rested_by: float = 0.0) -> None:
+        """Something changed. `rested_by`: when the last of the rows that rest may be sent, on the run's clock."""
         ...
 
     def message(self, text: str, event: str = "") -> None:
@@ -51,14 +54,18 @@ class Pace:
         elapsed = anyio.current_time() - self._began
         return (counts.finished + counts.failed - self._finished_before) / elapsed if elapsed > 0 else 0.0
 
-    def left_s(self, counts: Counts) -> float | None:
-        """Seconds until all rows have ended at this rate; None while there is no rate."""
+    def left_s(self, counts: Counts, rested_by: float) -> float | None:
+        """Seconds until all rows have ended at this rate, of which those that rest begin only then; None while there is
+        no rate."""
         rate = self.rate(counts)
-        return (counts.rows - counts.finished - counts.failed) / rate if rate > 0 else None
+        if rate <= 0:
+            return None
+        rests_s = max(0.0, rested_by - anyio.current_time()) if counts.resting else 0.0
+        return max((counts.rows - counts.finished - counts.failed) / rate, rests_s + counts.resting / rate)
 
-    def parts(self, counts: Counts) -> list[str]:
+    def parts(self, counts: Counts, rested_by: float) -> list[str]:
         """How the run stands, in words, apart from how many rows have finished."""
-        left = self.left_s(counts)
+        left = self.left_s(counts, rested_by)
         return [
             f"{counts.in_flight} in flight",
             *([f"{counts.retiring} without a reply"] if counts.retiring else []),
@@ -90,6 +97,7 @@ class _Alive:
 
     def __init__(self) -> None:
         self._counts: Counts | None = None
+        self._rested_by = 0.0
         self.waits: Callable[[], str] = str
 
     async def run(self) -> None:
@@ -97,20 +105,18 @@ class _Alive:
         while True:
             await anyio.sleep(PROGRESS_EVERY_S / 10)
             if self._counts is not None:
-                self.update(self._counts)
+                self.update(self._counts, self._rested_by)
 
-    def update(self, counts: Counts) -> None:
+    def update(self, counts: Counts, rested_by: float = 0.0) -> None:
         raise NotImplementedError
 
 
 class PlainProgress(_Alive):
-    """Lines, one of figures every `PROGRESS_EVERY_S` while `run` runs. `logged`: events that whoever reads `write` is
-    told of in another way, so that their messages would say them twice."""
+    """Lines, one of figures every `PROGRESS_EVERY_S` while `run` runs."""
 
-    def __init__(self, write: Callable[[str], Any], logged: Container[str] = ()) -> None:
+    def __init__(self, write: Callable[[str], Any]) -> None:
         super().__init__()
         self._write = write
-        self._logged = logged
         self._pace: Pace | None = None
         self._next = 0.0
 
@@ -118,20 +124,41 @@ class PlainProgress(_Alive):
         self._pace, self._counts = Pace(counts), counts
         self._next = anyio.current_time() + PROGRESS_EVERY_S
 
-    def update(self, counts: Counts) -> None:
-        self._counts = counts
+    def update(self, counts: Counts, rested_by: float = 0.0) -> None:
+        self._counts, self._rested_by = counts, rested_by
         now = anyio.current_time()
         if self._pace is not None and now >= self._next:
             self._next = now + PROGRESS_EVERY_S
-            stands = [f"{counts.finished}/{counts.rows} finished", *self._pace.parts(counts)]
-            self._write(", ".join(stands) + waiting(self.waits()))
+            self._stands(counts, self._pace)
+
+    def _stands(self, counts: Counts, pace: Pace) -> None:
+        stands = [f"{counts.finished}/{counts.rows} finished", *pace.parts(counts, self._rested_by)]
+        self._write(", ".join(stands) + waiting(self.waits()))
 
     def message(self, text: str, event: str = "") -> None:
-        if event not in self._logged:
-            self._write(text)
+        self._write(text)
 
     def stop(self) -> None:
         self._pace = None
+
+
+class EventProgress(PlainProgress):
+    """The same as events: `collector.progress` for the figures, `collector.says` for a line. `logged`: trace events
+    that whoever reads these is told of already, so that their messages would say them twice."""
+
+    def __init__(self, tracer: Tracer, logged: Container[str]) -> None:
+        super().__init__(lambda text: tracer.emit("collector.says", text=text))
+        self._tracer = tracer
+        self._logged = logged
+
+    def _stands(self, counts: Counts, pace: Pace) -> None:
+        left_s, rate = pace.left_s(counts, self._rested_by), round(pace.rate(counts), 3)
+        left = None if left_s is None else round(left_s, 1)
+        self._tracer.emit("collector.progress", **asdict(counts), rows_per_s=rate, left_s=left, waits=self.waits())
+
+    def message(self, text: str, event: str = "") -> None:
+        if event not in self._logged:
+            super().message(text)
 
 
 class RichProgress(_Alive):
@@ -154,11 +181,11 @@ class RichProgress(_Alive):
             self._bar.start()
         self.update(counts)
 
-    def update(self, counts: Counts) -> None:
+    def update(self, counts: Counts, rested_by: float = 0.0) -> None:
         if self._pace is None:
             return
-        self._counts = counts
-        figures = " · ".join(self._pace.parts(counts)) + waiting(self.waits())
+        self._counts, self._rested_by = counts, rested_by
+        figures = " · ".join(self._pace.parts(counts, rested_by)) + waiting(self.waits())
         self._bar.update(self._task, total=counts.rows, completed=counts.finished + counts.failed, figures=figures)
 
     def message(self, text: str, event: str = "") -> None:

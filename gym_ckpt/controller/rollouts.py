@@ -80,7 +80,7 @@ class Rollouts:
             shared.sent(episode)
             calls.start_soon(self._one, episode, begun)
         await begun.wait()
-        shared.progress.update(shared.collection.counts())
+        shared.progress.update(shared.collection.counts(), shared.collection.last_rested)
         return True
 
     async def _one(self, episode: EpisodeId, begun: _Countdown) -> None:

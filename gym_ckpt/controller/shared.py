@@ -149,7 +149,7 @@ class Shared:
             self.end()
         self.dispatch_wake.set()
         self.housekeeping_wake.set()
-        self.progress.update(self.collection.counts())
+        self.progress.update(self.collection.counts(), self.collection.last_rested)
 
     def fail(self, reason: str) -> None:
         """The run cannot go on."""

@@ -105,6 +105,7 @@ class Collection:
         self._resting: list[tuple[float, int, str]] = []
         """A heap: when each may be sent, and its place among equals."""
         self._rests = 0
+        self._last_rested = 0.0
         self._retiring: dict[str, None] = {}
         self._in_flight: dict[str, None] = {}
         self._unreached: dict[str, None] = {}
@@ -136,6 +137,11 @@ class Collection:
     def next_rested(self) -> float:
         """When `rested` will have something to do; infinite while no row rests."""
         return self._resting[0][0] if self._resting else math.inf
+
+    @property
+    def last_rested(self) -> float:
+        """When the last of the rows that rest now may be sent; 0 while none does."""
+        return self._last_rested if self._resting else 0.0
 
     def rested(self, now: float) -> None:
         """Rows that have rested long enough by now wait to be taken."""
@@ -348,6 +354,7 @@ class Collection:
             self._in_flight[name] = None
         elif row.state is RowState.RESTING:
             self._rests += 1
+            self._last_rested = max(self._last_rested, row.rest_until)  # it leaves the heap last
             heapq.heappush(self._resting, (row.rest_until, self._rests, name))
         elif row.state is RowState.RETIRING:
             self._retiring[name] = None

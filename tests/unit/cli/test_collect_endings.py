@@ -44,8 +44,11 @@ def test_servers_that_are_down_are_named_while_they_are_waited_for_and_at_the_en
     script = f"from gym_ckpt.cli.main import main; main(['collect', {str(config)!r}, '--json'])"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 1
-    waited = r"^waiting for .*\(GET .*\), up to \d+ s more; if they do not run, gym-ckpt serve CONFIG starts them$"
-    assert re.search(waited, ended.stderr, re.MULTILINE)
+    assert all(line.startswith("INFO gym_ckpt: collector.") for line in ended.stderr.splitlines()), "events, no words"
+    events = [line.removeprefix("INFO gym_ckpt: ").partition(" ") for line in ended.stderr.splitlines()]
+    waited = r"waiting for .*\(GET .*\), up to \d+ s more; if they do not run, gym-ckpt serve CONFIG starts them"
+    told = [json.loads(fields.encode())["text"] for event, _, fields in events if event == "collector.says"]
+    assert told and re.fullmatch(waited, told[0])
     said = json.loads(ended.stdout.encode())
     assert (said["exit_code"], said["complete"], said["began"]) == (1, False, False)
     assert said["message"].startswith("no status from agent, environment, policy, tools (GET ")

@@ -10,8 +10,9 @@ import anyio
 import pytest
 import rich
 
-from gym_ckpt.controller.progress import PlainProgress, RichProgress
+from gym_ckpt.controller.progress import EventProgress, Pace, PlainProgress, RichProgress
 from gym_ckpt.core.collection import Counts
+from tests.unit.controller.fake_gym import Recorder
 
 pytestmark = pytest.mark.anyio
 COUNTS = Counts(rows=24, waiting=8, restored=0, in_flight=8, retiring=0, finished=8, failed=0)
@@ -43,12 +44,35 @@ async def test_a_run_in_which_nothing_happens_says_so_again_and_again(monkeypatc
     assert lines[-1].startswith("8/24 finished, 0 in flight, 8 without a reply, 0 restored, 0 failed, 0.00 rows/s")
 
 
-async def test_whoever_reads_events_is_not_told_them_in_words() -> None:
-    lines: list[str] = []
-    progress = PlainProgress(lines.append, logged=frozenset({"collector.lost"}))
+async def test_whoever_reads_events_is_told_everything_as_one_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_ckpt.controller.progress.PROGRESS_EVERY_S", 0.0)
+    recorder = Recorder()
+    progress = EventProgress(recorder, logged=frozenset({"collector.lost"}))
+    progress.waits = lambda: "agent (to prepare)"
     progress.message("a row is lost", event="collector.lost")
     progress.message("waiting for agent")
-    assert lines == ["waiting for agent"]
+    progress.start(COUNTS)
+    progress.update(replace(COUNTS, finished=9))
+    (_, said), (_, stands) = recorder.events
+    assert [name for name, _ in recorder.events] == ["collector.says", "collector.progress"]
+    assert said == {"text": "waiting for agent"}
+    assert (stands["finished"], stands["rows"], stands["in_flight"]) == (9, 24, 8)
+    assert stands["left_s"] is not None and stands["waits"] == "agent (to prepare)"
+
+
+async def test_the_time_left_counts_the_rest_of_rows_that_are_to_be_tried_again() -> None:
+    """Two rows wait 40 s after 22 that took no time: that is not "about 2 s left"."""
+    pace = Pace(replace(COUNTS, finished=0))
+    await anyio.sleep(0.02)
+    counts = replace(COUNTS, waiting=0, in_flight=0, finished=22, resting=2)
+    rested_by = anyio.current_time() + 40.0
+    left_s = pace.left_s(counts, rested_by)
+    assert left_s is not None and 39 < left_s < 41
+    many = replace(counts, rows=1_000_000_000, waiting=1_000_000_000 - 24)
+    left_s = pace.left_s(many, rested_by)
+    assert left_s is not None and left_s > 1000, "they rest while others run"
+    left_s = pace.left_s(counts, 0.0)
+    assert left_s is not None and left_s < 1, "they need rest no more"
 
 
 @pytest.fixture

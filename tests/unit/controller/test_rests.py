@@ -60,3 +60,16 @@ def test_a_row_that_has_been_lost_very_often_rests_no_longer_than_others() -> No
     it.lost(EpisodeId("a"), 0.0)
     it.retired([EpisodeId("a")])
     assert it.next_rested == ROW_REST_MAX_S
+
+
+def test_the_last_of_the_rows_that_rest_is_known_for_as_long_as_one_does() -> None:
+    it = Collection([Row("a", failures=1), Row("b")], concurrency=2, max_attempts=5)
+    assert it.last_rested == 0.0
+    it.take()
+    it.failed(EpisodeId("a"), 100.0)
+    it.failed(EpisodeId("b"), 101.0)
+    assert it.next_rested == 101.0 + ROW_REST_FIRST_S < it.last_rested == 100.0 + ROW_REST_FIRST_S * ROW_FAILED_GROWTH
+    it.rested(it.next_rested)
+    assert it.next_rested == it.last_rested
+    it.rested(it.next_rested)
+    assert it.last_rested == 0.0
