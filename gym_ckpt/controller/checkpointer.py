@@ -68,7 +68,11 @@ class Checkpointer:
         unreached = self._shared.collection.unreached
         lost = self._shared.collection.counts().retiring - unreached
         ran = f"{counted(lost, 'row')} lost with the servers that ran them" if lost else ""
-        never = f"{counted(unreached, 'row')} not begun, since the environment cannot be reached" if unreached else ""
+        never = (
+            f"{counted(unreached, 'row')} sent and not begun, since the environment cannot be reached"
+            if unreached
+            else ""
+        )
         return ", ".join(part for part in (ran, never) if part) or "no row was in flight"
 
     def _conclude(self, stopping: bool, result: Taken | str) -> None:

@@ -125,9 +125,13 @@ class _Run:
             if self._owned is not None:
                 self._owned.release()
         if self._interrupts.cut_short:
-            counts = self._shared.collection.counts() if self._shared is not None else None
+            shared = self._shared
             outcome = cut_short(
-                counts, self._in_force, interrupted=self._interrupts.interrupted, restored=self._restored
+                shared.collection.counts() if shared is not None else None,
+                self._in_force,
+                interrupted=self._interrupts.interrupted,
+                restored=self._restored,
+                unwritten=shared.rows.unwritten if shared is not None else 0,
             )
             outcome = await self._summarized(outcome)
         assert outcome is not None, "only a second SIGTERM and SIGINT cancel a run"
@@ -315,7 +319,9 @@ class _Run:
             restored=shared.restored,
             continued=continued,
             lost=len(shared.lost),
+            begun_again=len(shared.begun_again),
             restarted=shared.restarted,
+            unwritten=shared.rows.unwritten,
             saved={**NOTHING_SAVED, **(shared.saved if continued else {})},
             checkpoints=tuple(taken.checkpoint_id for taken in checkpointer.taken) if checkpointer is not None else (),
         )

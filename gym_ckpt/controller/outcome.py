@@ -32,8 +32,9 @@ class Summary:
 
     `complete`: every row has ended, and is in a file. `began`: rows could be sent. `finished_before`: rows that had
     ended when this run began. `restored`: rows that this run took from a checkpoint; `continued`: those of them whose
-    attempt was not lost or failed since. `lost`: rows of which this run lost an attempt, begun again from input.
-    `restarted`: rows which earlier runs had begun and it has sent from input.
+    attempt was not lost or failed since. `lost`: rows of which this run lost an attempt; `begun_again`: those of them
+    that it has sent again, from input, since. `restarted`: rows which earlier runs had sent and it has, from input.
+    `unwritten`: rows that count as finished, and are not in the output: they run again.
     `saved`: work of the restored rows that was not repeated, by name: `model_calls`, `tokens` (generated); an upper
     bound where some, and nothing where all of them were not continued.
     `checkpoints`: published by this run, oldest first.
@@ -47,7 +48,9 @@ class Summary:
     restored: int = 0
     continued: int = 0
     lost: int = 0
+    begun_again: int = 0
     restarted: int = 0
+    unwritten: int = 0
     saved: Mapping[str, int] = field(default_factory=lambda: dict(NOTHING_SAVED))
     checkpoints: tuple[str, ...] = ()
 
@@ -68,13 +71,16 @@ def before_dispatch(checkpoint_id: str | None, *, restored: bool) -> Outcome:
     return Outcome(0, f"stopped before any row was sent; {kept}{RESUME if restored else AGAIN}")
 
 
-def cut_short(counts: Counts | None, checkpoint_id: str | None, *, interrupted: bool, restored: bool) -> Outcome:
+def cut_short(
+    counts: Counts | None, checkpoint_id: str | None, *, interrupted: bool, restored: bool, unwritten: int = 0
+) -> Outcome:
     """A second SIGTERM, or Ctrl-C (`interrupted`). `counts`: None when no row could be sent yet; `restored`: as for
-    `before_dispatch`."""
+    `before_dispatch`; `unwritten`: of the finished rows, those that were not in the output yet."""
     status, how = (
         (INTERRUPTED_STATUS, "interrupted") if interrupted else (KILLED_STATUS, "stopped at once by a second SIGTERM")
     )
-    rows = f": {_finished(counts)}" if counts is not None else " before any row was sent"
+    more = f", {unwritten:,} more not written yet, which run again" if unwritten else ""
+    rows = f": {_finished(counts, unwritten)}{more}" if counts is not None else " before any row was sent"
     then = AGAIN if counts is None and not restored else RESUME
     return Outcome(status, f"{how}{rows}, {_kept(checkpoint_id)}; {then}")
 
@@ -91,9 +97,9 @@ def stopped(counts: Counts, checkpoint_id: str | None, failure: str | None, noth
 
 def unwritten(counts: Counts, checkpoint_id: str | None, output: str, why: str, left: int) -> Outcome:
     """The end came while `left` finished rows could not be written: they run again."""
-    rows, kept = _finished(counts), _kept(checkpoint_id)
-    lacks = f"{counted(left, 'finished row')} {'is' if left == 1 else 'are'}" if left else "rows of failures are"
-    return Outcome(1, f"{lacks} not in {output} ({why}), and run again: {rows}, {kept}; {RESUME}")
+    rows, kept = f"{_finished(counts, left)} and written", _kept(checkpoint_id)
+    lacks = f"{left:,} more could not be, to {output}" if left else "failures could not be"
+    return Outcome(1, f"{rows}; {lacks} ({why}), and run again; {kept}; {RESUME}")
 
 
 def all_ended(counts: Counts, failures: str, *, resumable: bool) -> Outcome:
@@ -111,8 +117,8 @@ def changed(outcome: Outcome, counts: Counts, rows: int, output: str) -> Outcome
     return replace(outcome, exit_code=outcome.exit_code or 1, message=f"{outcome.message}; but {held}; {then}")
 
 
-def _finished(counts: Counts) -> str:
-    return f"{counts.finished:,} of {counted(counts.rows, 'row')} finished"
+def _finished(counts: Counts, unwritten: int = 0) -> str:
+    return f"{counts.finished - unwritten:,} of {counted(counts.rows, 'row')} finished"
 
 
 def _kept(checkpoint_id: str | None) -> str:
@@ -131,15 +137,21 @@ def lines_of(summary: Summary) -> list[str]:
     at_most = "" if summary.continued == summary.restored else "at most "
     saves = f" ({at_most}{saved_words(summary.saved)} not repeated)" if any(summary.saved.values()) else ""
     gone = summary.restored - summary.continued
+    waiting = summary.lost - summary.begun_again
     rows = [
         f"{summary.finished_before} ended before" if summary.finished_before else "",
         f"{summary.continued} continued from a checkpoint{saves}" if summary.continued else "",
         f"{gone} restored from a checkpoint, but lost or failed since" if gone else "",
-        f"{summary.lost} lost and begun again from input" if summary.lost else "",
-        f"{summary.restarted} begun by an earlier run and started over from input" if summary.restarted else "",
+        f"{summary.begun_again} lost and begun again from input" if summary.begun_again else "",
+        f"{waiting} lost and not begun again{_by_the_next(summary)}" if waiting else "",
+        f"{summary.restarted} sent by an earlier run and begun from input" if summary.restarted else "",
     ]
     lines = ["; ".join(part for part in rows if part)]
     if summary.checkpoints:
         published = counted(len(summary.checkpoints), "checkpoint")
         lines.append(f"{published} published, the last is {summary.checkpoints[-1]}")
     return [f"this run: {line}" if number == 0 else line for number, line in enumerate(lines) if line]
+
+
+def _by_the_next(summary: Summary) -> str:
+    return "" if summary.complete else " (the next start does, from the checkpoint in force if it has them, or input)"

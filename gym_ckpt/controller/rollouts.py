@@ -113,7 +113,7 @@ class Rollouts:
         elif shared.collection.lost(episode, now, unreached=outcome.how is Loss.UNREACHED) is not Verdict.IGNORED:
             shared.losses_in_a_row += 1
             if outcome.how is not Loss.UNREACHED:
-                shared.lost.add(episode.rollout_id)
+                shared.lose(episode)
             shared.unsaid_losses.append((episode, outcome.reason, outcome.how))
             shared.ports.tracer.emit("collector.lost", episode=episode.key, reason=outcome.reason)
         if not isinstance(outcome, Lost):

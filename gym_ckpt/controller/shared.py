@@ -132,8 +132,10 @@ class Shared:
         """Work of theirs that is not repeated as long as their attempts are not lost."""
         self.lost: set[str] = set()
         """Rows of which this run has lost an attempt."""
+        self.begun_again: set[str] = set()
+        """Those of them whose next attempt has been sent."""
         self.restarted = 0
-        """Rows that an earlier run had begun, and this one has sent from input."""
+        """Rows that an earlier run had sent, and this one has, from input."""
         self.begun_before: set[str] = set()
         """Such rows that are still to be sent."""
         self.losses_in_a_row = 0
@@ -163,9 +165,16 @@ class Shared:
 
     def sent(self, episode: EpisodeId) -> None:
         """The episode's `/run` is about to be sent."""
+        if episode.rollout_id in self.lost:
+            self.begun_again.add(episode.rollout_id)
         if episode.rollout_id in self.begun_before:
             self.begun_before.discard(episode.rollout_id)
             self.restarted += 1
+
+    def lose(self, episode: EpisodeId) -> None:
+        """The episode got no reply, and may have run somewhere."""
+        self.lost.add(episode.rollout_id)
+        self.begun_again.discard(episode.rollout_id)
 
     def failed(self, episode: EpisodeId, why: str, *, final: bool) -> None:
         """The attempt failed; `final`: and with it its row."""

@@ -61,6 +61,8 @@ class FakeGym:
         self.serving = False
         self.away = False
         """No new episode reaches it."""
+        self.died = False
+        """Every call breaks off."""
         self.restarts: frozenset[EpisodeId] = frozenset()
         self.failing: dict[str, list[str]] = {}
         """rollout id → what its next attempts do instead: `fail`, `lose`, `hang`, `http500`, or `late`.
@@ -114,6 +116,8 @@ class FakeGym:
             if self.retired.get(episode.rollout_id, -1) >= episode.attempt:
                 return Reply(409, (), b'{"error":{"code":"stale_attempt","detail":"retired"}}')
             await anyio.sleep(self.step_s)
+            if self.died:
+                raise PeerLost("reset")
             if self.closed or episode not in self.done:
                 continue
             self.done[episode] += 1

@@ -39,7 +39,7 @@ async def test_rows_that_have_ended_and_are_on_no_disk_do_not_make_a_run_complet
     waits = [line for line in struck.recorder.lines if "finished rows wait in memory (" in line]
     assert len(waits) == 1 and "make room within 10 minutes" in waits[0] and "forgotten" not in text_of(struck)
     if how == "SIGTERM":
-        assert f"{struck.rows} finished rows are not in {struck.output} (" in outcome.message
+        assert f"; {struck.rows} more could not be, to {struck.output} (" in outcome.message
     struck.strikes.full = None
     assert (await struck.run(gym_of(), resume_from_cache=True)).summary.complete
     struck.check_whole()

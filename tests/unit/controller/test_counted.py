@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gym_ckpt.controller.outcome import NOTHING_SAVED, lines_of
-from tests.unit.controller.bench import Bench, gym_of, stop_in_the_middle
+from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
+from tests.unit.controller.fake_gym import broken
 
 pytestmark = pytest.mark.anyio
 
@@ -30,4 +31,27 @@ async def test_where_every_continued_row_was_lost_nothing_was_saved(bench: Bench
     summary = (await bench.run(gym, resume_from_cache=True)).summary
     assert (summary.restored, summary.continued, summary.lost) == (bench.rows, 0, bench.rows)
     assert summary.saved == NOTHING_SAVED and not any("not repeated" in line for line in lines_of(summary))
+    bench.check_whole()
+
+
+async def test_rows_lost_right_before_a_stop_are_not_said_to_have_begun_again(bench: Bench) -> None:
+    """Their servers are gone, and the next start continues them from the checkpoint."""
+    gym = await slow_gym(bench.rows)
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+        gym.faults["retire"] = [broken("the servers are gone")] * 1000
+        gym.died = True
+        await bench.until(lambda: any("retiring lost rows has to wait" in line for line in bench.recorder.lines))
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script)
+    summary = outcome.summary
+    assert (outcome.exit_code, summary.lost, summary.begun_again) == (0, bench.rows, 0), outcome.message
+    (line,) = [line for line in lines_of(summary) if line.startswith("this run: ")]
+    assert line.startswith(f"this run: {bench.rows} lost and not begun again (the next start does, from the checkpoint")
+    summary = (await bench.run(gym_of(), resume_from_cache=True)).summary
+    assert (summary.continued, summary.lost) == (bench.rows, 0)
     bench.check_whole()

@@ -67,7 +67,7 @@ async def test_a_failed_restore_starts_its_rows_from_input_two_attempts_later(be
     assert any("stayed up" in line for line in bench.recorder.lines)
     summary = outcome.summary
     assert (summary.continued, summary.restarted, summary.saved) == (0, bench.rows, NOTHING_SAVED)
-    assert lines_of(summary) == [f"this run: {bench.rows} begun by an earlier run and started over from input"]
+    assert lines_of(summary) == [f"this run: {bench.rows} sent by an earlier run and begun from input"]
 
 
 async def test_a_checkpoint_is_restored_again_and_again_until_rows_finish(bench: Bench) -> None:

@@ -75,8 +75,13 @@ async def test_a_stop_on_a_full_disk_says_what_is_kept_and_how_to_go_on(struck: 
         struck.signals.send("SIGTERM")
 
     outcome = await struck.with_signals(gym, script)
-    assert outcome.exit_code == 1 and "(No space left on device), and run again: " in outcome.message
-    assert "5 of 6 rows finished, there is no checkpoint; to go on" in outcome.message
+    assert outcome.exit_code == 1 and outcome.message.startswith(
+        "0 of 6 rows finished and written; 5 more could not be"
+    )
+    assert "(No space left on device), and run again; there is no checkpoint; to go on" in outcome.message
+    summary = outcome.summary
+    assert summary.counts is not None and summary.figures is not None
+    assert (summary.counts.finished, summary.unwritten, summary.figures.rows) == (5, 5, 0)
     struck.strikes.full = None
     await struck.run(gym_of(), resume_from_cache=True)
     struck.check_whole()
@@ -368,4 +373,6 @@ async def test_a_stop_while_the_environment_is_away_says_which_rows_were_not_beg
 
     outcome = await bench.with_signals(gym, script, concurrency=3)
     assert outcome.exit_code == 0, outcome.message
-    assert "1 row lost with the servers that ran them, 2 rows not begun, since the environment" in outcome.message
+    assert (
+        "1 row lost with the servers that ran them, 2 rows sent and not begun, since the environment" in outcome.message
+    )
