@@ -6,6 +6,7 @@ signal when is this file's part, in the order of the systems' manuals.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -243,6 +244,22 @@ def test_a_job_whose_gym_cannot_be_used_is_not_requeued_for_ever(tmp_path: Path)
     many.gym.config.write_text(many.gym.config.read_text() + "no_such_key = 1\n")
     assert Job(many, EXAMPLES / "slurm" / "collect.sbatch", 0).end() == 2
     assert not requeued.exists()
+
+
+def test_a_job_whose_directory_another_collector_still_has_tries_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when Slurm has given up a node, and the file server has not: no mistake of anybody's, and it passes."""
+    monkeypatch.setenv("GYM_LATER_S", "0.1")
+    with Nursery() as nursery:
+        many = Many(nursery, tmp_path, collect=COLLECT)
+    requeued = stand_ins(many.gym.folder)
+    many.gym.run_dir.mkdir(parents=True, exist_ok=True)
+    with (many.gym.run_dir / "collector.pid").open("w") as held:
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+        assert Job(many, EXAMPLES / "slurm" / "collect.sbatch", 0).end() == 0
+    assert requeued.exists() and "in use by another collector" in summary(many)["message"]
+    assert summary(many)["exit_code"] == 1 and job_says(1) == "Count", "nor does a Job give up"
 
 
 def test_a_job_whose_servers_cannot_be_started_does_not_wait_for_them(tmp_path: Path) -> None:

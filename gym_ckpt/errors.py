@@ -2,6 +2,8 @@
 
     GymCkptError
     ├── ConfigError               a configuration or usage that cannot work; exit status 2
+    ├── TryLater                  it works once something outside has passed: another collector, a full disk
+    ├── DirectoryGone             the directory of a live run, or of its output, was removed; names it
     ├── TransportError            talking to a peer; raised by the `HttpClient` port
     │   ├── PeerUnreachable       nothing was sent: certainly not done
     │   └── PeerLost              sent, no whole answer: may or may not have been done
@@ -36,6 +38,19 @@ class GymCkptError(Exception):
 
 class ConfigError(GymCkptError):
     """A configuration or a usage that cannot work. The text names the key's path and what is allowed."""
+
+
+class TryLater(GymCkptError):
+    """Nothing was begun, or what was begun is another's now; the same command works once something has passed that it
+    cannot change: another collector, a disk that is full or fails."""
+
+
+class DirectoryGone(GymCkptError):
+    """Somebody removed the `directory` of a live run, or that of its output."""
+
+    def __init__(self, directory: str, detail: str) -> None:
+        super().__init__(detail)
+        self.directory = directory
 
 
 class TransportError(GymCkptError):

@@ -130,7 +130,7 @@ def pid_file(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def why_not_writable(path: Path) -> str | None:
+def why_not_writable(path: Path) -> OSError | None:
     """Why this process cannot add to a file, or make files in a directory, found by trying; None when it can. Nothing
     is there afterwards that was not there before.
 
@@ -141,7 +141,7 @@ def why_not_writable(path: Path) -> str | None:
         with tempfile.TemporaryFile(dir=path) if path.is_dir() else path.open("ab"):
             return None
     except OSError as error:
-        return error.strerror or str(error)
+        return error
 
 
 def one_output() -> bool:

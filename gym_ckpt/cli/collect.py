@@ -26,14 +26,14 @@ from gym_ckpt.adapters.system import LISTENED, NOTABLE, LogTracer, production_po
 from gym_ckpt.cli.config import load
 from gym_ckpt.cli.config_checks import check_open_files
 from gym_ckpt.cli.config_files import check_writable
-from gym_ckpt.cli.endings import Said, ending_of
+from gym_ckpt.cli.endings import Said, cause_of, ending_of
 from gym_ckpt.cli.left_closed import FreshCoordination
 from gym_ckpt.cli.tell import tell
 from gym_ckpt.controller.collect import Outcome, collect
 from gym_ckpt.controller.coordination import Coordination
 from gym_ckpt.controller.outcome import lines_of
 from gym_ckpt.controller.progress import EventProgress, PlainProgress, RichProgress
-from gym_ckpt.errors import ConfigError
+from gym_ckpt.errors import ConfigError, TryLater
 from gym_ckpt.ports import Disk, Tracer
 from gym_ckpt.runtime.groups import Tasks
 from gym_ckpt.settings import CollectSettings, GymSettings
@@ -117,7 +117,7 @@ def _settings(config: str, resume: bool | None) -> tuple[GymSettings, CollectSet
 def _failed(error: BaseException) -> Outcome:
     """How a run ended that an error ended: as `gym_ckpt.cli.main` says it."""
     status, message = ending_of(error)
-    return Outcome(status, message)
+    return Outcome(status, message, later=isinstance(cause_of(error), TryLater))
 
 
 def _progress(as_json: bool, tracer: Tracer) -> PlainProgress | RichProgress:
@@ -159,6 +159,7 @@ def _waits(coordination: Coordination, disk: Disk) -> str:
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
     own = {"exit_code": outcome.exit_code, "complete": outcome.summary.complete, "message": outcome.message}
+    own["later"] = outcome.later
     return {**own, **msgspec.to_builtins(outcome.summary)}
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from gym_ckpt.adapters.host import why_not_writable
 from gym_ckpt.controller.rows import failures_path
-from gym_ckpt.errors import ConfigError
+from gym_ckpt.errors import ConfigError, TryLater
 from gym_ckpt.settings import CollectSettings
+from gym_ckpt.storage.files import may_pass, reason
 
 
 def check_files(collect: CollectSettings) -> None:
@@ -29,7 +30,8 @@ def check_files(collect: CollectSettings) -> None:
 
 
 def check_writable(collect: CollectSettings) -> None:
-    """Raises `ConfigError`: this process can write no file, or make no directory, where it would have to."""
+    """Raises `ConfigError`, or `TryLater` where that may pass: this process can write no file, or make no directory,
+    where it would have to."""
     output = Path(collect.output)
     places = [("collect.output", output.parent)]
     if collect.checkpoint_dir is not None:
@@ -44,8 +46,12 @@ def check_writable(collect: CollectSettings) -> None:
 
 def _check(key: str, path: Path, where: str) -> None:
     why = why_not_writable(path)
-    if why is not None:
-        raise ConfigError(f"{key}: nothing can be written {where} ({why}): make it writable, or choose another")
+    if why is None:
+        return
+    cannot = f"{key}: nothing can be written {where} ({reason(why)})"
+    if may_pass(why):
+        raise TryLater(f"{cannot}: make room, or look at that file system, and run this again")
+    raise ConfigError(f"{cannot}: make it writable, or choose another")
 
 
 def _nearest_dir(key: str, path: Path) -> Path:

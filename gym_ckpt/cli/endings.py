@@ -19,12 +19,18 @@ class Said(Exception):
         self.status = status
 
 
+def cause_of(error: BaseException) -> BaseException:
+    """The one error of a group of one, of such a group, …"""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def ending_of(error: BaseException) -> tuple[int, str]:
     """Exit status and line of an error that left a command."""
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return INTERRUPTED, "interrupted"
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    error = cause_of(error)
     status = USAGE_ERROR if isinstance(error, ConfigError) else DID_NOT_HAPPEN
     if isinstance(error, GymCkptError | click.ClickException):
         return status, str(error)

@@ -156,4 +156,6 @@ class Checkpointer:
         raise Missed("the dispatch log hangs: no checkpoint is taken while rows are being written to it")
 
     def _in_force(self) -> str:
+        if self._taking.gone:
+            return "every checkpoint went with it"
         return f"checkpoint {self.previous} stays in force" if self.previous else "there is none before it"

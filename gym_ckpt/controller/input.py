@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-from gym_ckpt.errors import ConfigError, InvalidRolloutId, NotLossless
+from gym_ckpt.errors import ConfigError, InvalidRolloutId, NotLossless, TryLater
 from gym_ckpt.limits import LOG_LINE_MAX_BYTES, READ_CHUNK_BYTES, TASK_DEPTH_MAX, TASK_MAX_BYTES
 from gym_ckpt.ports import FileSystem, Job
-from gym_ckpt.storage.files import chunks_of, reason
+from gym_ckpt.storage.files import chunks_of, may_pass, reason
 from gym_ckpt.storage.lines import LineTooLong, split_lines
 from gym_ckpt.types import check_rollout_id
 from gym_ckpt.wire import json
@@ -34,6 +34,7 @@ def read_input(path: str, repeats: int) -> Job[Input]:
 
     Raises (by the job):
         ConfigError: the file or one of its lines cannot be used; names the line.
+        TryLater: its disk fails.
     """
 
     def job(fs: FileSystem) -> Generator[str, None, Input]:
@@ -45,7 +46,8 @@ def read_input(path: str, repeats: int) -> Job[Input]:
         except LineTooLong as error:
             raise ConfigError(f"{path}: {error}") from None
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({reason(error)})") from error
+            kind = TryLater if may_pass(error) else ConfigError
+            raise kind(f"{path}: cannot be read ({reason(error)})") from error
 
     return job
 

@@ -58,11 +58,12 @@ class Summary:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`exit_code`: 0 when all rows finished or the run stopped as asked; 143 after a second SIGTERM, 130 after Ctrl-C;
-    else 1."""
+    else 1. `later`: the same command may work later, though nobody mends anything of the run."""
 
     exit_code: int
     message: str
     summary: Summary = field(default_factory=Summary)
+    later: bool = False
 
 
 def before_dispatch(checkpoint_id: str | None, *, restored: bool) -> Outcome:

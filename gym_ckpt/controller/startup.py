@@ -25,7 +25,7 @@ from gym_ckpt.controller.published import Source, newest_valid
 from gym_ckpt.controller.rows import RowFiles, failures_path
 from gym_ckpt.core.collection import RowState
 from gym_ckpt.core.collection_restart import DispatchHistory, FailureHistory, Restart, plan_restart
-from gym_ckpt.errors import ConfigError, InvalidCheckpointState
+from gym_ckpt.errors import ConfigError, InvalidCheckpointState, TryLater
 from gym_ckpt.limits import CLAIM_AGAIN_S, READ_CHUNK_BYTES
 from gym_ckpt.ports import FileSystem, Job, Ports
 from gym_ckpt.settings import CollectSettings
@@ -67,6 +67,7 @@ async def start(
 
     Raises:
         ConfigError: the input, the output or the directory cannot be used as configured.
+        TryLater: another collector has the directory or the output.
         InvalidCheckpointState: a file is damaged, or no checkpoint is valid.
         GymCkptError: what `servers_ready` raises.
         OSError: as the file system says.
@@ -115,7 +116,7 @@ async def _claim_both(
         await disk.run(refuse_existing(settings.output))
     try:
         await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
-    except ConfigError:
+    except TryLater:
         await anyio.sleep(CLAIM_AGAIN_S)
         await disk.claim(layout.collector_pid(run_dir), claim_directory(run_dir, note))
     if not found.new:

@@ -18,7 +18,7 @@ import anyio
 
 from gym_ckpt.controller.published import collection_of, participants_in
 from gym_ckpt.controller.shared import Coordination, OpenCheckpoint, Shared
-from gym_ckpt.errors import GymCkptError, InvalidRolloutId, NotReady
+from gym_ckpt.errors import DirectoryGone, GymCkptError, InvalidRolloutId, NotReady
 from gym_ckpt.limits import COLLECT_RETRY_FIRST_S, REPLY_ON_THE_WIRE_S, TIDY_AT_END_S
 from gym_ckpt.storage import layout
 from gym_ckpt.storage.files import make_dirs, reason
@@ -75,6 +75,8 @@ class Taking:
         """Why something could not be pruned, as far as it was said."""
         self.taken: list[Taken] = []
         self.previous = previous
+        self.gone = False
+        """The directory was removed, and every checkpoint with it."""
 
     async def take(self, budget_s: float, prepare_s: float) -> Taken:
         """Take one, in `budget_s` seconds, of which the prepare may use `prepare_s`.
@@ -90,6 +92,10 @@ class Taking:
                 await self._opened(attempt, attempt.began + budget_s, prepare_s)
         except NotReady as error:
             raise Missed(str(error), _episodes(error.blockers)) from error
+        except DirectoryGone as error:
+            if layout.within(self._run_dir, error.directory):
+                self.previous, self.gone = None, True
+            raise Missed(str(error)) from error
         except (GymCkptError, OSError) as error:
             text = reason(error) if isinstance(error, OSError) else str(error)
             if not attempt.published:

@@ -18,6 +18,11 @@ T = TypeVar("T")
 Steps = Generator[str, None, T]
 """A part of a job, to be used with `yield from`."""
 
+MISTAKES: Final = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.EINVAL,
+})  # fmt: skip
+"""What the system says of a path that is the wrong one, or nobody's to use."""
 NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """How file systems say that they have no hard links."""
 
@@ -173,6 +178,12 @@ def discard(fs: FileSystem, path: str) -> None:
 def is_unread(cause: BaseException | None) -> bool:
     """Whether something is unusable because it could not be read: that says nothing about its bytes, and may pass."""
     return isinstance(cause, OSError) and not isinstance(cause, TooLong)
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether the same may work later without anybody mending a path or a permission: a full disk, a server that is
+    away."""
+    return error.errno not in MISTAKES
 
 
 def reason(error: OSError) -> str:

@@ -47,6 +47,11 @@ def parent_of(path: str) -> str:
     return path.rstrip("/").rpartition("/")[0] or "/"
 
 
+def within(path: str, directory: str) -> bool:
+    """Whether `path` is the directory, or in it."""
+    return f"{path.rstrip('/')}/".startswith(f"{directory.rstrip('/')}/")
+
+
 def check_instance(text: str) -> str:
     """Return `text` if it can name a server within its kind, and so a directory.
 

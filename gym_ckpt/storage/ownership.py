@@ -12,7 +12,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from gym_ckpt.errors import ConfigError, InvalidCheckpointState
+from gym_ckpt.errors import ConfigError, DirectoryGone, InvalidCheckpointState, TryLater
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.ports import Disk, FileSystem, Job, Lock
 from gym_ckpt.storage import layout
@@ -60,7 +60,7 @@ class OwnedDisk:
         self._locks[path] = await self._disk.run(job)
 
     async def run(self, job: Job[T]) -> T:
-        """As `ports.Disk.run`. Raises also `ConfigError`: another collector has the run, or its directory is gone."""
+        """As `ports.Disk.run`. Raises also `TryLater`, when another collector has the run, and `DirectoryGone`."""
 
         def owned(fs: FileSystem) -> Generator[str, None, T]:
             self._look(fs)
@@ -80,9 +80,7 @@ class OwnedDisk:
                     continue
                 again = None if there(fs, path) else self._anew(fs, path)
                 if again is None:
-                    raise ConfigError(
-                        f"{path} was removed, and another collector ({_note(fs, path)}) has the run since"
-                    )
+                    raise TryLater(f"{path} was removed, and another collector ({_note(fs, path)}) has the run since")
                 self._locks[path] = again
 
     def _anew(self, fs: FileSystem, path: str) -> Lock | None:
@@ -93,9 +91,10 @@ class OwnedDisk:
             parent = layout.parent_of(path)
             if there(fs, parent):
                 raise
-            raise ConfigError(
+            raise DirectoryGone(
+                parent,
                 f"{parent} was removed while this run used it: put it back and run this again with --resume; or move "
-                "what is left of the run away and begin anew"
+                "what is left of the run away and begin anew",
             ) from None
 
 
@@ -103,7 +102,7 @@ def claim_directory(run_dir: str, note: str) -> Job[Lock]:
     """Become the one live collector of `run_dir`; `note` names this process (pid, host). Whose run it is stays open.
 
     Raises (by the job):
-        ConfigError: another collector lives here; the text names it.
+        TryLater: another collector lives here; the text names it.
         OSError: as the file system says; nothing is owned.
     """
 
@@ -118,7 +117,7 @@ def claim_directory(run_dir: str, note: str) -> Job[Lock]:
         pid_file = layout.collector_pid(run_dir)
         lock = fs.try_lock(pid_file, note)
         if lock is None:
-            raise ConfigError(f"{run_dir} is in use by another collector ({_note(fs, pid_file)}): stop it first")
+            raise TryLater(f"{run_dir} is in use by another collector ({_note(fs, pid_file)}): stop it first")
         return lock
 
     return job
@@ -148,7 +147,7 @@ def claim_output(output: str, note: str) -> Job[Lock]:
     The lock is a file of its own beside it, since the output itself may be removed and begun anew.
 
     Raises (by the job):
-        ConfigError: another collector writes it; the text names it.
+        TryLater: another collector writes it; the text names it.
         OSError: as the file system says; nothing is owned.
     """
 
@@ -158,7 +157,7 @@ def claim_output(output: str, note: str) -> Job[Lock]:
         yield "claim.lock_output"
         lock = fs.try_lock(path, note)
         if lock is None:
-            raise ConfigError(f"{output} is being written by another collector ({_note(fs, path)}): stop it first")
+            raise TryLater(f"{output} is being written by another collector ({_note(fs, path)}): stop it first")
         return lock
 
     return job

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import subprocess
@@ -109,6 +111,18 @@ def test_a_file_that_nobody_can_add_to_is_known_by_trying(tmp_path: Path) -> Non
     assert why_not_writable(tmp_path) is None and list(tmp_path.iterdir()) == []
     (tmp_path / "out").write_text("rows")
     assert why_not_writable(tmp_path / "out") is None and (tmp_path / "out").read_text() == "rows"
+
+
+@pytest.mark.parametrize(("code", "status"), [(errno.ENOSPC, 1), (errno.ESTALE, 1), (errno.EROFS, 2)])
+def test_a_disk_that_is_full_is_no_mistake_of_the_configuration(
+    config: Path, code: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch system tries what ends with 1 again, and not what ends with 2."""
+    monkeypatch.setattr("gym_ckpt.cli.config_files.why_not_writable", lambda _: OSError(code, os.strerror(code)))
+    assert run(["collect", str(config), "--json"], debug=False) == status
+    said = json.loads(capsys.readouterr().out.encode())
+    assert (said["later"], said["began"]) == (status == 1, False)
+    assert f"({os.strerror(code)}): make " in said["message"]
 
 
 AT_BOTH_EDGES = """

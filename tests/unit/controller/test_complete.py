@@ -11,7 +11,7 @@ import pytest
 from gym_ckpt.controller.outcome import lines_of
 from gym_ckpt.errors import InvalidCheckpointState, NotCheckpointable
 from gym_ckpt.limits import FORGET_BATCH
-from tests.unit.controller.bench import Bench, gym_of, stop_in_the_middle
+from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 from tests.unit.controller.fake_gym import FakeGym
 from tests.unit.controller.struck_files import StruckBench
 
@@ -194,6 +194,25 @@ async def test_a_run_whose_directory_is_removed_under_it_ends_and_says_so(bench:
     outcome = await bench.with_signals(gym_of(steps=5), script, output=str(output), concurrency=2)
     assert outcome.exit_code == 1 and not outcome.summary.complete
     assert outcome.message.startswith(f"{gone} was removed while this run used it: put it back and run this again")
+
+
+async def test_no_checkpoint_is_said_to_be_in_force_once_its_directory_was_removed(bench: Bench) -> None:
+    gym = await slow_gym(bench.rows)
+
+    async def script() -> None:
+        await gym.busy.wait()
+        bench.signals.send("SIGUSR1")
+        await bench.until_published(1)
+        shutil.rmtree(bench.directory)
+        bench.signals.send("SIGUSR1")
+        await bench.until(lambda: any("no checkpoint: " in line for line in bench.recorder.lines))
+        bench.signals.send("SIGTERM")
+
+    outcome = await bench.with_signals(gym, script)
+    assert outcome.exit_code == 1 and "is in force" not in outcome.message
+    first = next(line for line in bench.recorder.lines if "no checkpoint: " in line)
+    assert f"{bench.directory} was removed while this run used it" in first
+    assert first.endswith("; every checkpoint went with it")
 
 
 async def test_a_dispatch_log_that_fails_for_long_ends_the_run(

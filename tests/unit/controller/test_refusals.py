@@ -9,7 +9,14 @@ from functools import partial
 import anyio
 import pytest
 
-from gym_ckpt.errors import ConfigError, InvalidCheckpointState, NotCheckpointable, ParticipantFailed, Unavailable
+from gym_ckpt.errors import (
+    ConfigError,
+    InvalidCheckpointState,
+    NotCheckpointable,
+    ParticipantFailed,
+    TryLater,
+    Unavailable,
+)
 from gym_ckpt.limits import BUDGET_MAX_S, CLAIM_AGAIN_S, ONE_SIGTERM_MAX_S, PUBLISHED_LISTED_MAX, TASK_MAX_BYTES
 from tests.unit.controller.bench import Bench, gym_of, slow_gym, stop_in_the_middle
 
@@ -175,7 +182,7 @@ async def test_a_second_live_collector_is_refused_by_name(bench: Bench) -> None:
 
     async def second() -> None:
         await gym.busy.wait()
-        with pytest.raises(ConfigError, match="4242"):
+        with pytest.raises(TryLater, match="4242"):
             await Bench(bench.folder).run(gym_of(), resume_from_cache=True)
 
     await bench.crash(gym, second)
@@ -189,7 +196,7 @@ async def test_two_live_collectors_do_not_write_one_output(bench: Bench) -> None
         await gym.busy.wait()
         other = bench.folder / "other"
         for resume in (False, True):
-            with pytest.raises(ConfigError, match=r"out\.jsonl is being written by another collector \(4242\)"):
+            with pytest.raises(TryLater, match=r"out\.jsonl is being written by another collector \(4242\)"):
                 await Bench(bench.folder).run(gym_of(), checkpoint_dir=str(other), resume_from_cache=resume)
         assert not (other / "run.json").exists()
 
@@ -219,7 +226,7 @@ async def test_a_live_collector_whose_lock_files_were_swept_away_takes_them_agai
         (bench.folder / "out.jsonl.lock").unlink()
         bench.signals.send("SIGUSR1")
         await bench.until_published(1)
-        with pytest.raises(ConfigError, match="in use by another collector"):
+        with pytest.raises(TryLater, match="in use by another collector"):
             await Bench(bench.folder).run(gym_of(), resume_from_cache=True)
 
     await bench.crash(gym, swept)

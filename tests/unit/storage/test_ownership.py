@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gym_ckpt.errors import ConfigError
+from gym_ckpt.errors import ConfigError, TryLater
 from gym_ckpt.ports import Lock
 from gym_ckpt.storage import RunName, layout, look
 from gym_ckpt.storage.ownership import claim_directory, claim_run
@@ -41,7 +41,7 @@ def disk() -> SimFileSystem:
 
 def test_a_second_collector_is_refused_by_name(disk: SimFileSystem) -> None:
     assert take(disk, "a").fresh
-    with pytest.raises(ConfigError, match="pid 7 on a"):
+    with pytest.raises(TryLater, match="pid 7 on a"):
         take(disk, "b")
 
 
@@ -54,7 +54,7 @@ def test_the_lock_of_a_collector_that_is_gone_is_taken_over(disk: SimFileSystem,
         getattr(disk, how)("a")
     assert not take(disk, "b").fresh
     mine.lock.release()
-    with pytest.raises(ConfigError, match="pid 7 on b"):
+    with pytest.raises(TryLater, match="pid 7 on b"):
         take(disk, "a")
 
 
