@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gym_ckpt.adapters.posix import PosixFileSystem
-from gym_ckpt.cli.signals import collector_of
+from gym_ckpt.cli.signals import collector_of, run_dir_of
 from gym_ckpt.cli.staged_keys import needed, of_record, problems_with
 from gym_ckpt.errors import ConfigError, GymCkptError, InvalidCheckpointState, ProtocolError
 from gym_ckpt.ports import FileSystem
@@ -59,8 +58,8 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """`collector_pid`: of the collector that has the directory, or had it last. `verified`: every byte of its
-    checkpoints was read; `tokens_verified`: and those of the staged tokens that they need, too."""
+    """`collector_pid`: of the collector that has the directory, or had it last. `verified`: every byte of its published
+    checkpoints was read, and there is one; `tokens_verified`: and those of the staged tokens that they need, too."""
 
     directory: str
     latest: str | None
@@ -87,7 +86,7 @@ def inspect_directory(
 ) -> tuple[str, bool]:
     """The text to print, and whether everything is sound. `tokens`: a ledger's `token_dir`, whose staged tokens are
     verified, too. Raises `ConfigError`, `NoSuchEpisode`."""
-    fs, run_dir = PosixFileSystem(), str(Path(directory).resolve())
+    fs, run_dir = PosixFileSystem(), run_dir_of(directory)
     if not fs.is_dir(run_dir):
         raise ConfigError(f"{directory}: there is no such directory; give the collector's checkpoint_dir")
     if episode is not None:
@@ -99,7 +98,8 @@ def inspect_directory(
         raise ConfigError(f"--tokens {tokens}: there is no such directory; give the policy-model servers' token_dir")
     view = _view(fs, run_dir, verify or tokens is not None, tokens)
     sound = not view.problems and not any(each.problems for each in view.checkpoints)
-    return (_json(view) if as_json else _text(view)), sound
+    nothing = "" if view.verified or not (verify or tokens) else "\nnothing was verified: no checkpoint is published"
+    return (_json(view) if as_json else _text(view) + nothing), sound
 
 
 def _json(value: Any) -> str:
@@ -119,6 +119,7 @@ def _view(fs: FileSystem, run_dir: str, verify: bool, tokens: str | None) -> Dir
     checkpoints = [_checkpoint(fs, run_dir, name, published, verify, tokens) for name in names]
     checkpoints.sort(key=lambda each: (each.sequence is None, -(each.sequence or 0), each.checkpoint_id))
     pid, running = collector_of(run_dir)
+    verified = verify and any(each.state != "partial" for each in checkpoints)
     return DirectoryView(
         directory=run_dir,
         latest=published[0] if published else None,
@@ -126,8 +127,8 @@ def _view(fs: FileSystem, run_dir: str, verify: bool, tokens: str | None) -> Dir
         collector_running=running,
         checkpoints=checkpoints,
         problems=problems,
-        verified=verify,
-        tokens_verified=tokens is not None,
+        verified=verified,
+        tokens_verified=verified and tokens is not None,
     )
 
 

@@ -133,7 +133,7 @@ def checkpoint(directory: str) -> None:
 
     \b
     Example:
-      gym-ckpt checkpoint runs/eval/checkpoints
+      gym-ckpt checkpoint runs/eval
     """
     from gym_ckpt.cli.signals import signal_collector
 
@@ -147,7 +147,7 @@ def stop(directory: str) -> None:
 
     \b
     Example:
-      gym-ckpt stop runs/eval/checkpoints
+      gym-ckpt stop runs/eval
     """
     from gym_ckpt.cli.signals import signal_collector
 
@@ -198,14 +198,14 @@ def config_show(config: str, as_json: bool) -> None:
 def inspect(
     directory: str, verify: bool, episode: str | None, tokens: str | None, staged_keys: bool, as_json: bool
 ) -> None:
-    """Show what the checkpoint directory DIR holds and which checkpoint is published.
+    """Show what the run directory DIR (the collector's checkpoint_dir) holds and which checkpoint is published.
 
     \b
     Examples:
-      gym-ckpt inspect runs/eval/checkpoints --verify
-      gym-ckpt inspect runs/eval/checkpoints --verify --tokens runs/ledger/tokens
-      gym-ckpt inspect runs/eval/checkpoints --episode row-7 --json
-      gym-ckpt inspect runs/eval/checkpoints --staged-keys --json
+      gym-ckpt inspect runs/eval --verify
+      gym-ckpt inspect runs/eval --verify --tokens runs/ledger/tokens
+      gym-ckpt inspect runs/eval --episode row-7 --json
+      gym-ckpt inspect runs/eval --staged-keys --json
     """
     from gym_ckpt.cli.inspect import inspect_directory
     from gym_ckpt.cli.staged_keys import list_staged_keys

@@ -38,6 +38,18 @@ def collector_of(directory: str) -> tuple[int | None, bool]:
         return None, False
 
 
+def run_dir_of(directory: str) -> str:
+    """The run directory that a person means, who may name the `checkpoints` in it."""
+    path = Path(directory).resolve()
+    inside = path.name == layout.CHECKPOINTS and not _is_run(path) and _is_run(path.parent)
+    return str(path.parent if inside else path)
+
+
+def _is_run(path: Path) -> bool:
+    marks = (layout.run_file, layout.latest, layout.collector_pid)
+    return any(Path(mark(str(path))).exists() for mark in marks)
+
+
 def signal_collector(directory: str, name: str) -> str:
     """Send SIGUSR1 or SIGTERM to the directory's collector; returns a line that says so.
 
@@ -47,7 +59,7 @@ def signal_collector(directory: str, name: str) -> str:
     """
     if not Path(directory).is_dir():
         raise ConfigError(f"{directory}: there is no such directory; give the collector's checkpoint_dir")
-    path = Path(layout.collector_pid(str(directory)))
+    path = Path(layout.collector_pid(run_dir_of(directory)))
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

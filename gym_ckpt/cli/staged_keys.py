@@ -6,10 +6,10 @@ A list that lacked one would cost its tokens, so whatever cannot be read ends it
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from gym_ckpt.adapters.posix import PosixFileSystem
+from gym_ckpt.cli.signals import run_dir_of
 from gym_ckpt.errors import ConfigError, InvalidCheckpointState, InvalidRolloutId
 from gym_ckpt.ports import FileSystem
 from gym_ckpt.storage import layout, manifest
@@ -29,7 +29,7 @@ def list_staged_keys(directory: str, *, as_json: bool) -> str:
         ConfigError: there is no such directory, or no checkpoint in it.
         InvalidCheckpointState: one of them cannot be read whole.
     """
-    fs, run_dir = PosixFileSystem(), str(Path(directory).resolve())
+    fs, run_dir = PosixFileSystem(), run_dir_of(directory)
     pointer, _ = read_or_rebuilt(fs, run_dir)
     names = checkpoint_names(fs, run_dir)
     if pointer is None and not names:

@@ -9,6 +9,8 @@ import pytest
 
 from gym_ckpt.adapters.posix import PosixFileSystem
 from gym_ckpt.cli.inspect import NoSuchEpisode, inspect_directory, size_text
+from gym_ckpt.cli.signals import NotRunning, signal_collector
+from gym_ckpt.cli.staged_keys import list_staged_keys
 from gym_ckpt.errors import ConfigError
 from gym_ckpt.limits import MANIFEST_MAX_BYTES
 from gym_ckpt.storage import AbortFlag, ManifestHead, layout, publish, write_records
@@ -183,6 +185,29 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_one(tmp_path: Path) -> 
     (tmp_path / "collector.pid").write_text("4711\n")
     text, sound = inspect_directory(str(tmp_path), verify=False, episode=None, as_json=False)
     assert sound and text.splitlines() == [f"{tmp_path}: the run has no checkpoint yet", "  collector ended (pid 4711)"]
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_where_no_checkpoint_is_published_nothing_is_said_to_be_right(tmp_path: Path, partial: bool) -> None:
+    (tmp_path / "collector.pid").write_text("4711\n")
+    if partial:
+        (tmp_path / "checkpoints" / "c1").mkdir(parents=True)
+    text, sound = inspect_directory(str(tmp_path), verify=True, episode=None, as_json=False)
+    assert sound and text.splitlines()[-1] == "nothing was verified: no checkpoint is published"
+    assert "every byte" not in text and shown(tmp_path, verify=True)[0]["verified"] is False
+
+
+def test_the_checkpoints_of_a_run_stand_for_their_run(run_dir: Path, tmp_path: Path) -> None:
+    inside = run_dir / "checkpoints"
+    assert shown(inside, verify=True) == shown(run_dir, verify=True)
+    assert list_staged_keys(str(inside), as_json=True) == list_staged_keys(str(run_dir), as_json=True)
+    (run_dir / "collector.pid").write_text("4711\n")
+    with pytest.raises(NotRunning, match="has ended"):
+        signal_collector(str(inside), "SIGTERM")
+    named_so = tmp_path / "checkpoints"
+    named_so.mkdir()
+    (named_so / "collector.pid").write_text("4711\n")
+    assert shown(named_so)[0]["directory"] == str(named_so), "a checkpoint_dir may have that name, too"
 
 
 def test_sizes_are_for_people() -> None:
