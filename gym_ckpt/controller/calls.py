@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import anyio
 import msgspec
 
+from gym_ckpt.core import coordination as rules
 from gym_ckpt.core.coordination import Member
 from gym_ckpt.errors import (
     DeadlineExceeded,
@@ -74,8 +75,8 @@ class ControlCalls:
             status = await self._status(url, timeout_s)
             if status is None:
                 return None
-            middle = (asked + self._ports.clock.wall()) / 2
-            return Member(name, url, Kind(status.kind), status.server_time - middle)
+            skew_s = rules.skew_s(asked, self._ports.clock.wall(), status.server_time)
+            return Member(name, url, Kind(status.kind), skew_s)
 
         return await self._repeated(name, "status", once, until)
 

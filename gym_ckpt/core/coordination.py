@@ -51,6 +51,15 @@ class Committed:
     staging_keys_by_episode: Mapping[str, tuple[str, ...]]
 
 
+def skew_s(asked: float, answered: float, theirs: float) -> float:
+    """A clock that said `theirs` between these times of ours, minus ours: the smallest that this leaves possible.
+
+    Of an exchange that took long, because this process was stopped in it, the middle says nothing: half of that time
+    would be missing from every deadline, and each prepare come too late however often it was made.
+    """
+    return min(max(theirs - answered, 0.0), max(theirs - asked, theirs - answered))
+
+
 def stages(order: Stages, members: Iterable[Member]) -> list[list[Member]]:
     """Members by stage, in their configured order; empty stages left out."""
     listed = list(members)

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from gym_ckpt.controller.coordination import Coordination
+from gym_ckpt.core.coordination import skew_s
 from gym_ckpt.errors import NotCheckpointable
 from gym_ckpt.limits import CONTROL_RETRY_MAX_S
 from gym_ckpt.ports import Clock, Ports
@@ -61,6 +62,13 @@ def test_the_clock_of_a_server_that_came_up_late_is_not_taken_for_another() -> N
             assert member.skew_s == pytest.approx(ahead_s, abs=0.1)
 
     play(LATE_S, controller)
+
+
+@pytest.mark.parametrize("off_s", [0.0, 30.0, -30.0])
+@pytest.mark.parametrize(("before_s", "after_s"), [(0.001, 0.001), (45.0, 0.0), (0.0, 45.0)])
+def test_an_exchange_that_took_long_proves_no_clock_wrong(off_s: float, before_s: float, after_s: float) -> None:
+    found = skew_s(100.0, 100.0 + before_s + after_s, 100.0 + before_s + off_s)
+    assert abs(found) <= abs(off_s) and abs(found - off_s) <= before_s + after_s
 
 
 def test_a_checkpoint_looks_for_its_servers_no_longer_than_it_may_take() -> None:

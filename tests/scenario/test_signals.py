@@ -55,6 +55,20 @@ def test_sigusr1_leads_to_a_checkpoint_or_is_answered_and_the_run_goes_on(moment
         assert [row.event for row in after if row.event in TAKEN][-2:] == list(TAKEN), "another one, for this signal"
 
 
+def test_a_collector_that_is_stopped_as_it_asks_for_clocks_does_not_take_them_for_wrong() -> None:
+    """SIGSTOP between a checkpoint's status calls and their answers: the prepares after SIGCONT came too late by half
+    of the pause, and were made again in vain for as long as the checkpoint might take."""
+    asked, setup = Signal("SIGUSR1", At(0.4)), Setup(workload=3, timeout_s=60.0)
+    calm = play(asked, setup=setup)
+    after = calm.rows[calm.rows.index(seen(calm, "collector.checkpoint_opened")[0]) :]
+    ask = next(row for row in after if row.event == "net.request" and row.fields["path"].endswith("/status"))
+    k = 1 + [row.fields["x"] for row in seen(calm, "net.arrived")].index(ask.fields["x"])
+    verdict = play(asked, Pause("controller", OnRow("net.arrived", k), 45.0), setup=setup)
+    (published,) = seen(verdict, "collector.published")
+    assert not seen(verdict, "collector.checkpoint_failed")
+    assert published.t < seen(verdict, "node.continued")[0].t + 1.0
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_a_signal_in_the_middle_of_a_restore(name: str, k: int) -> None:
