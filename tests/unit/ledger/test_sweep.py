@@ -115,7 +115,7 @@ def test_damaged_rows_stop_a_sweep_before_it_removes_anything_and_damaged_tokens
     with pytest.raises(InvalidCheckpointState):
         run(disk.view("one"), swept(TOKENS, ()))
     assert there(disk, orphan)
-    disk.view("x").unlink(f"{DIR}/b.lineage.jsonl")
+    run(disk.view("one"), delete(DIR, [ep("b")]))
     disk.flip(path_of(TOKENS, orphan), 3)
     held = disk.view("other").try_lock(lock_of(DIR, "a"), "")
     assert held is not None and run(disk.view("one"), swept(TOKENS, ())).removed == 1
