@@ -94,6 +94,8 @@ class Participant(ABC):
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
         """Records of the episodes in scope, as they stand at their boundaries. Runs while nothing works.
 
+        Of all that are `live` and no `restarts`: what is left out is lost in a crash, and starts over.
+
         `stop`: the controller will not resume; `committed` says when what is held outside the process may be freed.
         """
 

@@ -12,7 +12,7 @@ from sim.trace import Row
 
 READY_S = 0.4
 """Within so long of the last thing that it may wait for, a model server is ready: a generation lasts longer."""
-WHOLE = frozenset({str(Kind.ENVIRONMENT), str(Kind.AGENT)})
+WHOLE = frozenset({str(Kind.ENVIRONMENT), str(Kind.AGENT), str(Kind.RESOURCES)})
 """Kinds that export every episode of the scope that they hold."""
 
 
@@ -135,7 +135,10 @@ class _Said:
 
 
 class Unchanged(Check):
-    """INV-23: what a participant holds and names as restarts when it is ready is what it exports, and says again."""
+    """INV-23: what a participant holds and names as restarts when it is ready is what it exports, and says again.
+
+    A session that an export leaves out shows nowhere else: its row fails after a restore, starts over, and ends well.
+    """
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
@@ -189,7 +192,7 @@ class Unchanged(Check):
         new = sorted(exported - ready)
         self.look(23, f"{new[0]} is exported, and was not there when it was ready" if new else None, row.node)
         if row.fields["kind"] in WHOLE:
-            lost = sorted((ready & set(row.fields["scope"])) - exported)
+            lost = sorted((ready & set(row.fields["scope"])) - exported - set(said.restarts))
             self.look(23, f"{lost[0]} was there when it was ready, and is not exported" if lost else None, row.node)
 
 

@@ -42,8 +42,10 @@ class Installing(Check):
         over = sorted(each.key for each in scope if marks.get(each.rollout_id, -1) > each.attempt)
         self.look(62, f"the attempt after {over[0]} is still refused" if over else None, row.node)
         live = {each.key for each in episodes(row.fields["live"]) if each.rollout_id in rollouts}
-        stale = sorted(live.symmetric_difference(row.fields["digests"]))
-        self.look(62, f"{stale[0]} {'is left over' if stale[0] in live else 'holds no state'}" if stale else None)
+        stale, lost = sorted(live.difference(row.fields["digests"])), sorted(row.fields["digests"].keys() - live)
+        self.look(62, f"{stale[0]} is left over" if stale else None, row.node)
+        why = "its install did not keep it, or what dead attempts left was dropped after it"
+        self.look(60, f"{lost[0]} was installed, and nothing of it is there: {why}" if lost else None, row.node)
 
 
 class AllOrNothing(Check):

@@ -143,6 +143,26 @@ class Lookup(Letters):
         raise KeyError("session")
 
 
+class Dropping(Letters):
+    """Its export leaves every other letter out, so that after a restore their rows fail and start over."""
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        return [*await super().export(scope, stop)][::2]
+
+
+class Empty(Letters):
+    """Its export gives nothing."""
+
+    async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
+        return []
+
+
+class Uninstalled(Letters):
+    """Its install does nothing."""
+
+    async def install(self, records: Sequence[Record]) -> None: ...
+
+
 async def tuples(serving: Serving) -> ASGIApp:
     """The fifth."""
     return _exporting(Tuples(serving.name, serving.ports), serving)
@@ -156,6 +176,21 @@ async def nothing(serving: Serving) -> ASGIApp:
 async def lookup(serving: Serving) -> ASGIApp:
     """The seventh."""
     return _exporting(Lookup(serving.name, serving.ports), serving)
+
+
+async def dropping(serving: Serving) -> ASGIApp:
+    """The eighth."""
+    return _exporting(Dropping(serving.name, serving.ports), serving)
+
+
+async def empty(serving: Serving) -> ASGIApp:
+    """The ninth."""
+    return _exporting(Empty(serving.name, serving.ports), serving)
+
+
+async def uninstalled(serving: Serving) -> ASGIApp:
+    """The tenth."""
+    return _exporting(Uninstalled(serving.name, serving.ports), serving)
 
 
 def _exporting(participant: Letters, serving: Serving) -> ASGIApp:

@@ -92,6 +92,22 @@ def test_the_campaign_finds_an_export_that_always_fails(name: str, why: str) -> 
     assert "checkpoints: 0 published, " in summary.words()
 
 
+@pytest.mark.parametrize(
+    ("name", "invariant", "why"),
+    [
+        ("dropping", "INV-23", "was there when it was ready, and is not exported"),
+        ("empty", "INV-23", "was there when it was ready, and is not exported"),
+        ("uninstalled", "INV-60", "was installed, and nothing of it is there: its install did not keep it, or"),
+    ],
+)
+def test_the_campaign_finds_sessions_that_are_lost(name: str, invariant: str, why: str) -> None:
+    """Their rows fail after a restore and start over, and the output is right all the same."""
+    apps = (App("inventory", f"{CARELESS}:{name}"),)
+    summary = campaign(range(30), "default", jobs=1, failures_max=1, explain=False, apps=apps)
+    found = summary.figures.failed[0].violation
+    assert found is not None and (found.invariant, found.node) == (invariant, "inventory") and why in found.seen
+
+
 def test_an_export_that_a_fault_makes_fail_is_no_mistake_of_the_application() -> None:
     struck = (faults.DiskError("inventory", "EIO", 1), faults.FailAtProbe("commit.exported", 1))
     for fault in struck:

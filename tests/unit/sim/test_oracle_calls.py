@@ -87,6 +87,13 @@ def an_episode_ends_while_the_checkpoint_is_open(on: Onlooker, wrong: bool) -> N
     exported(on, "environment", "environment", *(() if wrong else ("r",)))
 
 
+@story(23)
+def a_session_is_left_out_of_the_checkpoint(on: Onlooker, wrong: bool) -> None:
+    on.close("inventory")
+    ready(on, "inventory", live=("r", "t0", "t1"), restarts=["t1"])
+    exported(on, "inventory", "resources", *(() if wrong else ("r",)), scope=("r", "t1"))
+
+
 @story(23, 40)
 def an_episode_begins_while_the_checkpoint_is_open(on: Onlooker, wrong: bool) -> None:
     on.close("inventory")
