@@ -83,7 +83,7 @@ def run(
       gym-ckpt sim run --seed 7
       gym-ckpt sim run --seed 7 --profile chaos --json
       gym-ckpt sim run --seed 7 --html run.html
-      gym-ckpt sim run --seed 7 --app inventory=examples.letters:build
+      gym-ckpt sim run --seed 9 --profile endurance --app inventory=examples.letters:build
     """
     plan = with_apps(draw(seed, profile), apps)
     verdict = run_seed(seed, profile, plan=plan, bug=bug, keep_all_rows=True)

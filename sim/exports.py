@@ -18,9 +18,16 @@ MUST = "where nothing strikes its server, an application exports what it holds, 
 NOT_JSON = " cannot be exported: "
 """What an `ExportFailed` says of a record that JSON cannot carry, or that is too large."""
 
+ENDINGS = {
+    "collector.published": "published",
+    "collector.checkpoint_failed": "failed",
+    "collector.restored": "restored",
+}
+"""What becomes of checkpoints, by the event that says it."""
+
 
 class Exports:
-    """Watches the servers of these names. `checkpoints`: how many were published, and how many failed."""
+    """Watches the servers of these names. `checkpoints`: how many were published, failed and restored."""
 
     def __init__(self, world: World, own: Collection[str]) -> None:
         self.violations: list[Violation] = []
@@ -31,12 +38,12 @@ class Exports:
         """Servers that something struck since they were prepared."""
         self._exported: set[str] = set()
         """Those whose hook gave records since then: what fails later than that is the disk's, or nobody's."""
-        world.trace.subscribe(self._ended, ("collector.published", "collector.checkpoint_failed"))
+        world.trace.subscribe(self._ended, tuple(ENDINGS))
         if own:
             world.trace.subscribe(self._saw, ("phase", "fault", "net.failed", "commit.exported", "commit.failed"))
 
     def _ended(self, row: Row) -> None:
-        self.checkpoints["published" if row.event == "collector.published" else "failed"] += 1
+        self.checkpoints[ENDINGS[row.event]] += 1
 
     def _saw(self, row: Row) -> None:
         if row.node not in self._own:

@@ -69,7 +69,7 @@ class Verdict:
     points: Mapping[str, int] = field(default_factory=dict)
     """How often a fault struck at each named point."""
     checkpoints: Mapping[str, int] = field(default_factory=dict)
-    """How many were published, and how many failed."""
+    """How many were published, failed and restored."""
     hit: frozenset[Fault] = frozenset()
     """Faults of the plan that struck."""
     origin: str = ""

@@ -127,7 +127,7 @@ class Summary:
             "worlds_per_s": round(figures.seeds / self.seconds, 2) if self.seconds else 0.0,
             "events": figures.events,
             "virtual_s": round(figures.virtual_s, 3),
-            "checkpoints": {how: figures.checkpoints[how] for how in ("published", "failed")},
+            "checkpoints": {how: figures.checkpoints[how] for how in ("published", "failed", "restored")},
             "faults": dict(sorted(figures.faults.items())),
             "schedules": dict(sorted(figures.schedules.items())),
             "points": dict(sorted(figures.probes.items())),
@@ -318,8 +318,12 @@ def _told(outcome: Outcome, own: str) -> list[str]:
 
 
 def checkpoints_said(counts: Mapping[str, int]) -> str:
-    """How many came about."""
-    return f"checkpoints: {counts.get('published', 0)} published, {counts.get('failed', 0)} failed"
+    """How many came about, and what that leaves unproved: a run without any passes whatever an export does."""
+    published, failed, restored = (counts.get(how, 0) for how in ("published", "failed", "restored"))
+    said = f"checkpoints: {published} published, {failed} failed, {restored} restored"
+    if restored:
+        return said
+    return f"{said}; this says nothing about {'restore' if published else 'export and restore'}"
 
 
 def _no_part(verdict: Verdict, apps: Sequence[App]) -> list[str]:

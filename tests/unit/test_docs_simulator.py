@@ -84,6 +84,20 @@ def test_a_campaign_of_the_docs_fails_and_the_replays_below_it_work(
             assert ended.output.splitlines()[-1] in found.output, "the failure that was shown"
 
 
+def test_the_first_run_of_a_server_of_one_s_own_publishes_and_restores() -> None:
+    """One that comes by neither would pass with any export at all."""
+    words = next(commands(ROOT / "docs" / "simulator" / "your-own-server.md"))
+    shown = invoked(words[1:])
+    assert words[:3] == ["sim", "run", "--seed"] and shown.exit_code == 0
+    said = r"^checkpoints: [1-9]\d* published, \d+ failed, [1-9]\d* restored$"
+    assert re.search(said, shown.output, re.MULTILINE), (
+        f"name another seed there, and in `sim run --help`: {shown.output}"
+    )
+    for wrong in ("lookup", "empty", "dropping", "uninstalled", "forgetful"):
+        app = f"inventory=tests.scenario.careless_letters:{wrong}"
+        assert invoked([*words[1:-1], app]).exit_code == 1, f"{wrong} passes"
+
+
 def invoked(words: list[str]) -> Result:
     verb, *rest = words
     command = getattr(sim.cli, verb)
