@@ -32,6 +32,7 @@ from faults.plan import Plan
 from gym_ckpt.adapters.host import free_ports
 from gym_ckpt.wire import json
 from sim.cluster import HOSTS
+from sim.own import keys_of
 from sim.reference import Output, output_of
 from sim.workload import CONTROLLER, STEP_TOKENS, Workload, workload
 
@@ -137,12 +138,14 @@ class RealRun:
         every = "" if setup.every_s is None else f"checkpoint_every_s = {setup.every_s}\n"
         ledger = 'ledger_dir = "ledger"\n' if work.captured else ""
         verifier = 'verifier = "verifier"\n' if work.judged else ""
-        own = {app.server: f'app = "{app.factory}"\n' for app in setup.apps}
+        gyms = {"inventory": {"gym": "inventory"}, "verifier": {"gym": "answer"}}
+        gyms |= {app.server: gyms[app.server] | keys_of(app) for app in setup.apps}
+        own = {name: "".join(f'{key} = "{value}"\n' for key, value in keys.items()) for name, keys in gyms.items()}
         tables = {
             "environment": f'kind = "environment"\nagent = "agent"\nresources = "inventory"\n{verifier}',
             "agent": f'kind = "agent"\nmodel = {json.dumps(models).decode()}\nstream = {str(work.stream).lower()}\n',
-            "inventory": f'kind = "resources"\ngym = "inventory"\n{own.get("inventory", "")}',
-            "verifier": f'kind = "resources"\ngym = "answer"\n{own.get("verifier", "")}',
+            "inventory": f'kind = "resources"\n{own["inventory"]}',
+            "verifier": f'kind = "resources"\n{own["verifier"]}',
             **dict.fromkeys(models, f'kind = "model"\nworkers = {json.dumps(workers).decode()}\n{ledger}'),
             **dict.fromkeys(
                 workers, f'kind = "inference"\ntokens_per_s = {work.tokens_per_s}\nstep_tokens = {STEP_TOKENS}\n'

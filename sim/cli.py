@@ -54,7 +54,7 @@ APP = click.option(
     "apps",
     type=Application(),
     multiple=True,
-    help="Run this server of the gym from an application of yours (docs/simulator/your-own-server.md). Repeatable.",
+    help="Run this server from an application or a Gym of yours (docs/simulator/your-own-server.md). Repeatable.",
 )
 PLANTED = "Plant one of the bugs of faults/bugs.py (`gym-ckpt sim bugs --list` names them)."
 

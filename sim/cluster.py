@@ -21,7 +21,6 @@ from gym_ckpt.core.collection import Counts
 from gym_ckpt.errors import GymCkptError
 from gym_ckpt.limits import DISCOVERY_BUDGET_S
 from gym_ckpt.ports import Ports
-from gym_ckpt.runtime.applications import factory_of
 from gym_ckpt.runtime.serve import run_server
 from gym_ckpt.settings import (
     AgentSettings,
@@ -36,6 +35,7 @@ from gym_ckpt.settings import (
 from gym_ckpt.wire.messages import CALL_ID, Status
 from sim import gyms
 from sim.node import Main
+from sim.own import keys_of
 from sim.workload import CONTROLLER, SECOND_POLICY, SECOND_WORKER, STEP_TOKENS, Workload
 from sim.world import World
 
@@ -89,7 +89,7 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
     ledger_dir = LEDGER if workload.captured else None
     inventory = gyms.RESTARTING if workload.restarts else gyms.INVENTORY
     models = workload.policies
-    own = {app.server: app.factory for app in options.apps}
+    own = {app.server: keys_of(app) for app in options.apps}  # their imports happen once, and not under a guard
     return GymSettings(
         control_token=TOKEN,
         checkpoint=CheckpointSettings(grace_s=options.grace_s) if options.checkpoint else None,
@@ -101,8 +101,8 @@ def settings_of(workload: Workload, options: Options) -> GymSettings:
                 verifier="verifier" if workload.judged else None,
             ),
             "agent": AgentSettings(url=urls["agent"], model=models, stream=workload.stream),
-            "inventory": ResourcesSettings(url=urls["inventory"], gym=inventory, app=own.get("inventory")),
-            "verifier": ResourcesSettings(url=urls["verifier"], gym=gyms.ANSWER, app=own.get("verifier")),
+            "inventory": ResourcesSettings(url=urls["inventory"], **{"gym": inventory, **own.get("inventory", {})}),
+            "verifier": ResourcesSettings(url=urls["verifier"], **{"gym": gyms.ANSWER, **own.get("verifier", {})}),
             **{name: ModelSettings(url=urls[name], workers=workload.workers, ledger_dir=ledger_dir) for name in models},
             **{
                 name: InferenceSettings(url=urls[name], tokens_per_s=workload.tokens_per_s, step_tokens=STEP_TOKENS)
@@ -127,8 +127,6 @@ class Cluster:
         world.network.shown = {CALL_ID: "call"}  # whose call of the model a message is, for the pictures
         self.servers = workload.servers
         self._modules = {app.server: app.factory.partition(":")[0] for app in options.apps}
-        for app in options.apps:
-            factory_of(app.factory)  # its imports happen once, and not under a guard
         for name in self.servers:
             world.add_node(name, self._server(name), host=HOST_OF[name])
         world.add_node(CONTROLLER, self._controller, host=HOST_OF[CONTROLLER])

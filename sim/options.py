@@ -15,7 +15,7 @@ import msgspec
 from faults.bugs import BUGS
 from faults.plan import App
 from gym_ckpt.errors import ConfigError
-from gym_ckpt.runtime.applications import factory_of
+from sim.own import keys_of
 
 SERVERS = get_args(get_type_hints(App)["server"])
 """Those that can be an author's own."""
@@ -54,7 +54,7 @@ class BugName(click.ParamType[str]):
 
 
 class Application(click.ParamType[App]):
-    """`SERVER=package.module:factory`."""
+    """`SERVER=package.module:factory`, or a `Gym` in the place of the factory."""
 
     name = "SERVER=package.module:factory"
 
@@ -63,11 +63,12 @@ class Application(click.ParamType[App]):
         server, equals, factory = str(value).partition("=")
         if not equals or server not in SERVERS:
             self.fail(f"{value!r} is not SERVER=package.module:factory with {' or '.join(SERVERS)}", param, ctx)
+        app = msgspec.convert({"server": server, "factory": factory}, App)
         try:
-            factory_of(factory)
+            keys_of(app)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
-        return msgspec.convert({"server": server, "factory": factory}, App)
+        return app
 
 
 class Picture(click.ParamType[Path]):

@@ -13,6 +13,7 @@ from typing import Any
 from faults.endurance import HEAVY_WORKLOADS
 from faults.plan import App
 from gym_ckpt.errors import ConfigError
+from gym_ckpt.runtime.applications import names_gym
 from gym_ckpt.wire import json
 from sim.cluster import OUTPUT, Cluster, Options, until
 from sim.workload import CONTROLLER, WORKLOADS, Workload, workload
@@ -20,6 +21,8 @@ from sim.world import World
 
 UNDISTURBED_S = 600.0
 """Virtual seconds within which a calm run ends."""
+TASKS = '; a task of a world is {"prompt": "..."}, so a subclass of the gym has to make up what else its seed needs'
+"""What most gyms miss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ def reference(number: int, apps: tuple[App, ...] = ()) -> Reference:
         if not apps:
             raise
         own = ", ".join(app.words() for app in apps)
-        raise ConfigError(f"a gym where {own} fails with nothing that strikes it: {error}") from error
+        hint = TASKS if any(names_gym(app.factory) for app in apps) else ""
+        raise ConfigError(f"a gym where {own} fails with nothing that strikes it: {error}{hint}") from error
 
 
 def check_apps(apps: tuple[App, ...]) -> None:

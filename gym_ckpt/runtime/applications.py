@@ -16,6 +16,7 @@ from typing import Any
 import anyio.abc
 
 from gym_ckpt.errors import ConfigError
+from gym_ckpt.gyms import Gym
 from gym_ckpt.ports import ASGIApp, Ports, Receive, Scope, Send
 from gym_ckpt.runtime.asgi import Router, episode_context
 from gym_ckpt.runtime.control import ControlPlane
@@ -70,6 +71,25 @@ def factory_of(name: str) -> Factory:
     Raises:
         ConfigError: saying what is wrong with it.
     """
+    found = _found(name)
+    if _is_gym(found):
+        raise _refusal(name, f"it is a Gym, which the shipped server serves: say gym = {name!r} in place of app")
+    if not inspect.iscoroutinefunction(found):
+        raise _refusal(name, "it is not an async function that takes a gym_ckpt.Serving and returns the application")
+    factory: Factory = found
+    return factory
+
+
+def names_gym(name: str) -> bool:
+    """Whether a class of gyms has this name. Raises `ConfigError` where nothing has."""
+    return _is_gym(_found(name))
+
+
+def _is_gym(found: Any) -> bool:
+    return inspect.isclass(found) and issubclass(found, Gym)
+
+
+def _found(name: str) -> Any:
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute) or module.startswith("."):
         raise _refusal(name, "it is not package.module:factory")
@@ -79,10 +99,7 @@ def factory_of(name: str) -> Factory:
         raise _refusal(name, f"it cannot be imported ({type(error).__name__}: {error})") from error
     if found is None:
         raise _refusal(name, f"module {module} has no {attribute}")
-    if not inspect.iscoroutinefunction(found):
-        raise _refusal(name, "it is not an async function that takes a gym_ckpt.Serving and returns the application")
-    factory: Factory = found
-    return factory
+    return found
 
 
 async def made_by(name: str, serving: Serving) -> ASGIApp:

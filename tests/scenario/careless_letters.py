@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response
 
 from examples.letters import Desk, Letter, Letters
-from gym_ckpt import EpisodeId, Record, Serving
+from examples.safe import SafeInAWorld
+from gym_ckpt import EpisodeId, Gym, Record, Serving
+from gym_ckpt.gyms import StateMode
 from gym_ckpt.ports import ASGIApp, Receive, Scope, Send
 
 
@@ -161,6 +164,29 @@ class Uninstalled(Letters):
     """Its install does nothing."""
 
     async def install(self, records: Sequence[Record]) -> None: ...
+
+
+class ForgetfulSafe(SafeInAWorld):
+    """A gym whose export forgets how many tries there were."""
+
+    async def export_session_state(self, state: Any) -> Any:
+        return {**state, "tries": 0}
+
+
+class Echo(Gym):
+    """A gym that is right, and keeps nothing: its tools do with no state at all."""
+
+    state_mode = StateMode.STATELESS
+    tools = ({"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {}}}},)
+
+    async def seed(self, task: dict[str, Any]) -> Any:
+        return None
+
+    async def call(self, state: Any, tool: str, arguments: dict[str, Any]) -> Any:
+        return [state, tool]
+
+    async def verify(self, state: Any, task: dict[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"reward": 1 / len(messages)}
 
 
 async def tuples(serving: Serving) -> ASGIApp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +15,7 @@ from faults.catalogue import kind_of
 from faults.plan import load
 from sim.report import screen
 from sim.run import run_seed
-from tests.unit.documents import ROOT, blocks, commands, executed, name_of
+from tests.unit.documents import ROOT, blocks, commands, executed, name_of, snippets
 
 DOCS = (ROOT / "docs" / "simulator.md", *sorted((ROOT / "docs" / "simulator").glob("*.md")))
 PICTURE_BYTES_MAX = 150_000
@@ -96,6 +97,16 @@ def test_the_first_run_of_a_server_of_one_s_own_publishes_and_restores() -> None
     for wrong in ("lookup", "empty", "dropping", "uninstalled", "forgetful"):
         app = f"inventory=tests.scenario.careless_letters:{wrong}"
         assert invoked([*words[1:-1], app]).exit_code == 1, f"{wrong} passes"
+
+
+def test_the_gym_of_the_docs_is_the_example() -> None:
+    """Without comments and layout: one is to be read, the other to be run."""
+
+    def said(text: str) -> str:
+        return next(ast.dump(each) for each in ast.parse(text).body if isinstance(each, ast.ClassDef))
+
+    ours = (ROOT / "examples" / "safe.py").read_text(encoding="utf-8")
+    assert said(ours) == said(snippets(ROOT / "docs" / "servers.md")["gym"])
 
 
 def invoked(words: list[str]) -> Result:

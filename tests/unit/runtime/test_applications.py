@@ -128,6 +128,11 @@ def test_a_factory_that_makes_no_application_is_refused() -> None:
     given(None, use)
 
 
+def test_a_gym_is_named_by_the_key_that_serves_it() -> None:
+    with pytest.raises(ConfigError, match=r"it is a Gym, .* say gym = 'examples.safe:SafeGym' in place of app"):
+        factory_of("examples.safe:SafeGym")
+
+
 def test_a_module_that_raises_when_it_is_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raising_on_import.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)

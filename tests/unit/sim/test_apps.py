@@ -31,6 +31,7 @@ from sim.workload import workload
 from sim.world import World
 
 CARELESS = "tests.scenario.careless_letters"
+SAFE = "examples.safe:SafeInAWorld"
 LETTERS = App("inventory", "examples.letters:build")
 WHOLE = Restart("whole", 0.1)
 
@@ -161,9 +162,29 @@ def test_a_plan_names_its_applications() -> None:
             load(wrong)
 
 
+def test_a_gym_stands_in_the_factory_s_place() -> None:
+    verdict = played(SAFE, faults.Crash((EVERYTHING,), OnRow("collector.published"), WHOLE))
+    assert verdict.ok and verdict.checkpoints["restored"] and verdict.faults == {"crash": 1}
+    of_it = [row for row in verdict.rows if row.node == "inventory"]
+    assert {row.fields["tool"] for row in of_it if row.event == "tool.effect"} == {"guess"}
+
+
+def test_the_campaign_finds_what_a_gym_forgets() -> None:
+    apps = (App("inventory", f"{CARELESS}:ForgetfulSafe"),)
+    summary = campaign(range(60), "default", jobs=1, failures_max=1, explain=False, apps=apps)
+    found = summary.figures.failed[0].violation
+    assert found is not None and found.invariant == "INV-1"
+
+
+def test_a_gym_that_wants_other_tasks_is_told_which_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"KeyError: 'code'; a task of a world is .* a subclass of the gym has to"):
+        played("examples.safe:SafeGym")
+
+
 @pytest.mark.parametrize(
     ("factory", "why"),
     [
+        ("gym_ckpt.gyms:Gym", "it does not define seed, verify"),
         ("examples.letters", "it is not package.module:factory"),
         ("examples.nowhere:build", "it cannot be imported"),
         (".letters:build", "it is not package.module:factory"),
