@@ -47,7 +47,7 @@ class VerifyRequest(msgspec.Struct, frozen=True):
 
 
 class _Exported(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One session in a checkpoint."""
+    """One session in a checkpoint. `state`: None of a gym that keeps none; its agents come back with their cookies."""
 
     session_id: str
     revision: int
@@ -300,8 +300,6 @@ class ResourcesParticipant(Participant):
         return {session.episode.key for session in self._sessions.values() if every or session.unsound}
 
     async def export(self, scope: frozenset[EpisodeId], stop: bool) -> Sequence[Record]:
-        if self._gym.state_mode is StateMode.STATELESS:
-            return []
         held = [self._sessions[self._of_episode[episode]] for episode in sorted(scope) if episode in self._of_episode]
         records = [Record(session.episode, await self._exported(session)) for session in held]
         if stop:
@@ -315,7 +313,7 @@ class ResourcesParticipant(Participant):
         Not by msgspec, which would make lists of sets and text of dates, silently.
         """
         state = session.kept
-        if not session.closed:
+        if not (session.closed or self._gym.state_mode is StateMode.STATELESS):
             with _by_author(session.episode, "export_session_state"):
                 state = await self._gym.export_session_state(session.state)
         return {"session_id": session.session_id, "revision": session.revision, "state": state}
@@ -330,16 +328,18 @@ class ResourcesParticipant(Participant):
                 owner = owners.setdefault(exported.session_id, record.episode)
                 if owner != record.episode:  # one cookie would open the other's session
                     raise ValueError(f"its session_id is that of {owner.key}")
-                with _by_author(record.episode, "check_session_state"):
-                    await self._gym.check_session_state(exported.state)
+                if self._gym.state_mode is not StateMode.STATELESS:
+                    with _by_author(record.episode, "check_session_state"):
+                        await self._gym.check_session_state(exported.state)
             except (ValueError, msgspec.ValidationError) as error:
                 raise InvalidCheckpointState(f"session of {record.episode.key}: {error}") from None
 
     async def install(self, records: Sequence[Record]) -> None:
         for record in records:
-            exported = msgspec.convert(record.state, _Exported)
-            with _by_author(record.episode, "restore_session_state"):
-                state = await self._gym.restore_session_state(exported.state)
+            exported, state = msgspec.convert(record.state, _Exported), None
+            if self._gym.state_mode is not StateMode.STATELESS:
+                with _by_author(record.episode, "restore_session_state"):
+                    state = await self._gym.restore_session_state(exported.state)
             self._add(Session(exported.session_id, record.episode, state, exported.revision))
 
     async def committed(self, scope: frozenset[EpisodeId], stop: bool) -> None:

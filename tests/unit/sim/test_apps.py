@@ -169,6 +169,17 @@ def test_a_gym_stands_in_the_factory_s_place() -> None:
     assert {row.fields["tool"] for row in of_it if row.event == "tool.effect"} == {"guess"}
 
 
+def test_sessions_without_state_go_on_where_they_were() -> None:
+    """A checkpoint without them left their agents with cookies that nobody knew: their rows failed and started over."""
+    verdict = played(f"{CARELESS}:Echo", faults.Crash((EVERYTHING,), OnRow("collector.published"), WHOLE), number=2)
+    assert verdict.ok and verdict.checkpoints["restored"]
+    restored = {key for row in verdict.rows if row.event == "collector.restored" for key in row.fields["installed"]}
+    ended = {row.fields["episode"]: row.fields["status"] for row in verdict.rows if row.event == "episode.over"}
+    assert restored and {ended[key] for key in restored} == {"finished"}
+    used = {row.fields["episode"] for row in verdict.rows if row.event == "tool.effect"}
+    assert used & restored, "with tools that they still had to call"
+
+
 def test_the_campaign_finds_what_a_gym_forgets() -> None:
     apps = (App("inventory", f"{CARELESS}:ForgetfulSafe"),)
     summary = campaign(range(60), "default", jobs=1, failures_max=1, explain=False, apps=apps)
