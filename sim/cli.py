@@ -29,7 +29,7 @@ from sim.options import Application, BugName, Picture, Seeds
 from sim.picture import html, perfetto
 from sim.ray_crew import Cluster
 from sim.reference import check_apps
-from sim.replay import Recorded, newest, of_file, recorded, refusal, replay_until, short_of, stopped
+from sim.replay import Recorded, newest, of_file, recorded, refusal, replay_until, short_of, stopped, where_stopped
 from sim.replay import replay as play
 from sim.report import as_json, place_of, screen
 from sim.run import Verdict, run_seed
@@ -269,7 +269,8 @@ def replay(
     verdict = play(record) if until is None else replay_until(record, until)
     if until is None and record.hash not in (None, verdict.hash):
         click.echo("the run went another way than the one that was kept", err=True)
-    _draw(verdict, command, html_, perfetto_)
+    where = "" if until is None else where_stopped(verdict, until)
+    _draw(verdict, command, html_, perfetto_, where)
     if as_json_:
         click.echo(json.dumps(as_json(verdict)).decode())
     else:
@@ -344,10 +345,10 @@ def bugs(only: tuple[str, ...], list_: bool, seeds: range, jobs: int | None, pro
         raise click.exceptions.Exit(FOUND)
 
 
-def _draw(verdict: Verdict, command: str, page: Path | None, trace: Path | None) -> None:
+def _draw(verdict: Verdict, command: str, page: Path | None, trace: Path | None, stopped_at: str = "") -> None:
     """Write the pictures that were asked for, and say where they are. Raises `click.ClickException`."""
     if page is not None:
-        _keep(page, html(verdict, command))
+        _keep(page, html(verdict, command, stopped_at))
     if trace is not None:
         _keep(trace, perfetto(verdict))
 

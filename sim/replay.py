@@ -107,10 +107,15 @@ def short_of(verdict: Verdict, until: Until) -> str | None:
     return f"the run has only {events}, and is over before {until.words()}" if over else None
 
 
+def where_stopped(verdict: Verdict, until: Until) -> str:
+    """In words; nothing where the run was over before that."""
+    return f"stopped after {until.words()}" if short_of(verdict, until) is None else ""
+
+
 def stopped(verdict: Verdict, until: Until) -> str:
     """What had happened by then, for a person."""
     t = verdict.rows[-1].t if verdict.rows else 0.0
-    where = f"stopped after {until.words()}" if short_of(verdict, until) is None else "the run is over"
+    where = where_stopped(verdict, until) or "the run is over"
     lines = [f"{where}: {counted(verdict.events, 'event')}, {t:.6f} virtual seconds"]
     lines += [f"  {each.invariant} broken at event {each.event_index}: {each.seen}" for each in verdict.violations]
     lines += ["", f"the last {EVENTS_SHOWN} events:", *(f"  {line_of(row)}" for row in verdict.rows[-EVENTS_SHOWN:])]

@@ -54,7 +54,9 @@ class UntilType(click.ParamType[Until]):
         if isinstance(value, Until):
             return value
         text = str(value)
-        if text.isdecimal() and int(text) > 0:
+        if text.isdecimal() and int(text) == 0:
+            self.fail("events are counted from 1; the moment at which a run begins is 0s", param, ctx)
+        if text.isdecimal():
             return Until(event=int(text))
         try:
             t = float(text.removesuffix("s"))

@@ -22,10 +22,11 @@ DATA = "/*data*/"
 _FIELD_CHARS, _ROW_CHARS = 160, 600
 
 
-def html(verdict: Verdict, command: str = "") -> bytes:
-    """The page of a judged run, as far as it still has its rows; `command` brings the run back."""
+def html(verdict: Verdict, command: str = "", stopped: str = "") -> bytes:
+    """The page of a judged run, as far as it still has its rows; `command` brings the run back. `stopped`: where it
+    was, in words: nobody knows then what would have broken later."""
     # What could end the script's element must not be in it, nor what could begin a comment.
-    data = json.dumps(data_of(diagram(verdict), command), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(data_of(diagram(verdict), command, stopped), separators=(",", ":")).replace("<", "\\u003c")
     return _template().replace(DATA, data, 1).encode()
 
 
@@ -36,7 +37,7 @@ def _template() -> str:
     return text
 
 
-def data_of(found: Diagram, command: str = "") -> dict[str, Any]:
+def data_of(found: Diagram, command: str = "", stopped: str = "") -> dict[str, Any]:
     """What the page's script reads; see there."""
     verdict, rows = found.verdict, found.rows
     names = list(dict.fromkeys(row.event for row in rows))
@@ -55,6 +56,7 @@ def data_of(found: Diagram, command: str = "") -> dict[str, Any]:
             "faults": dict(verdict.faults),
             "plan": verdict.plan.words(),
             "command": command,
+            "stopped": stopped,
             "first": found.first,
         },
         "lanes": list(found.lanes),

@@ -157,6 +157,19 @@ def test_until_on_the_command_line(kept: Path, capsys: pytest.CaptureFixture[str
     assert printed.startswith("stopped after event 120: 120 events") and len(printed.splitlines()) == 23
     assert run(["sim", "replay", kept.name, "--until", "soon"]) == 2
     assert "neither the number of an event (1194) nor a time (2.5s)" in capsys.readouterr().err
+    assert run(["sim", "replay", kept.name, "--until", "0"]) == 2
+    assert "events are counted from 1; the moment at which a run begins is 0s" in capsys.readouterr().err
+    assert run(["sim", "replay", kept.name, "--until", "0s"]) == 0
+    assert capsys.readouterr().out.startswith("stopped after 0 s: ")
+
+
+@pytest.mark.parametrize("until", ["120", "0.5s"])
+def test_the_picture_of_a_stopped_run_does_not_say_that_nothing_breaks(kept: Path, tmp_path: Path, until: str) -> None:
+    file = tmp_path / "stopped.html"
+    assert run(["sim", "replay", kept.name, "--until", until, "--html", str(file)]) == 0
+    words = "event 120" if until == "120" else "0.5 s"
+    assert f'"stopped":"stopped after {words}"' in file.read_text(encoding="utf-8")
+    assert '"stopped":""' in (kept / "timeline.html").read_text(encoding="utf-8")
 
 
 def test_until_beyond_the_end_is_not_said_to_stop_there(
