@@ -18,7 +18,7 @@ from faults.apps import with_apps
 from faults.draw import draw
 from faults.plan import App, dump
 from sim.crew import Crew, Processes, cores
-from sim.history import History
+from sim.history import History, trouble_with
 from sim.jobs import Figures, Job, Outcome, explained, run_jobs
 from sim.report import screen, write_artefact
 from sim.run import Verdict
@@ -146,7 +146,7 @@ class _Book:
         try:
             return do(self._history)
         except sqlite3.Error as error:
-            self.trouble, self._history = (f"results are not kept: {error}",), None
+            self.trouble, self._history = (f"results are not kept: {trouble_with(self._history.path, error)}",), None
             return otherwise
 
 

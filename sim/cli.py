@@ -23,7 +23,7 @@ from gym_ckpt.cli.numbers import Real, Whole
 from gym_ckpt.wire import json
 from gym_ckpt.words import counted
 from sim.campaign import DOUBLE, FAILURES_MAX, ProgressLine, campaign, show_failure, summary_line
-from sim.history import History, kept
+from sim.history import HISTORY, History, kept, trouble_with
 from sim.hunt import hunt, hunted
 from sim.options import Application, BugName, Picture, Seeds
 from sim.picture import html, perfetto
@@ -212,7 +212,7 @@ def _history() -> tuple[History | None, str | None]:
     try:
         return History(), None
     except (sqlite3.Error, OSError) as error:
-        return None, f"results are not kept: {error}"
+        return None, f"results are not kept: {trouble_with(HISTORY, error)}"
 
 
 @click.command(short_help="Bring a kept failure back.")

@@ -65,6 +65,7 @@ class History:
     """One campaign's view of the file. Raises `sqlite3.Error`."""
 
     def __init__(self, path: Path = HISTORY) -> None:
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
         self._db.execute("pragma foreign_keys = on")
@@ -184,11 +185,21 @@ class History:
 
 
 def kept(path: Path = HISTORY) -> list[Kept]:
-    """Every plan that ever failed here; none where there was no campaign yet."""
+    """Every plan that ever failed here; none where there was no campaign yet. Raises `ConfigError`."""
     if not path.exists():
         return []
-    with closing(History(path)) as history:
-        return history.failures()
+    try:
+        with closing(History(path)) as history:
+            return history.failures()
+    except sqlite3.Error as error:
+        raise ConfigError(trouble_with(path, error)) from error
+
+
+def trouble_with(path: Path, error: Exception) -> str:
+    """Why the file cannot be used, and how to mend that where it is damaged: SQLite names neither."""
+    if type(error) is sqlite3.DatabaseError:  # its subclasses are of another campaign that is at work, or of the disk
+        return f"{path} is damaged ({error}): move it away, and the next campaign begins a new one"
+    return f"{path} cannot be used: {error}"
 
 
 def _loads(plan: str) -> bool:

@@ -44,6 +44,13 @@ LIVENESS_S = 900.0
 """Virtual seconds from the healing until the controller must have completed."""
 FINISH_S = 300.0
 """Virtual seconds that the oracle may take to see the servers come to rest."""
+NO_ERRORS: dict[str, str] = {
+    "died": "no process dies of an exception of its own",
+    "handler": "no request handler raises",
+    "stuck": "a run goes on until its script is over",
+    "script": "the harness itself does not fail",
+}
+"""What is broken by an error that a world records, by its kind."""
 OPERATOR = "operator"
 TAIL = 400
 
@@ -262,17 +269,11 @@ def _comeback(restart: Restart) -> Comeback:
 
 def _of_failure(failure: Failure) -> Violation:
     """An error that the world recorded is a failure, whatever the invariants say."""
-    must = {
-        "died": "no process dies of an exception of its own",
-        "handler": "no request handler raises",
-        "stuck": "a run goes on until its script is over",
-        "script": "the harness itself does not fail",
-    }
     return Violation(
         invariant=f"RUN-{failure.kind}",
         t=failure.t if math.isfinite(failure.t) else 0.0,
         node=failure.node,
         event_index=-1,
         seen=failure.detail,
-        must=must.get(failure.kind, "no error is recorded"),
+        must=NO_ERRORS[failure.kind],
     )

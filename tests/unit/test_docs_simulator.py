@@ -14,7 +14,7 @@ import sim.cli
 from faults.catalogue import kind_of
 from faults.plan import load
 from sim.report import screen
-from sim.run import run_seed
+from sim.run import NO_ERRORS, run_seed
 from tests.unit.documents import ROOT, blocks, commands, executed, name_of, snippets
 
 DOCS = (ROOT / "docs" / "simulator.md", *sorted((ROOT / "docs" / "simulator").glob("*.md")))
@@ -97,6 +97,17 @@ def test_the_first_run_of_a_server_of_one_s_own_publishes_and_restores() -> None
     for wrong in ("lookup", "empty", "dropping", "uninstalled", "forgetful"):
         app = f"inventory=tests.scenario.careless_letters:{wrong}"
         assert invoked([*words[1:-1], app]).exit_code == 1, f"{wrong} passes"
+
+
+def test_every_verdict_on_a_run_is_explained() -> None:
+    """Those of `RUN-...`, whoever gives them, in the table of what to make of a first line."""
+    given = {f"RUN-{kind}" for kind in NO_ERRORS}
+    for source in (ROOT / "sim").rglob("*.py"):
+        given |= set(re.findall(r'"(RUN-[a-z]+)"', source.read_text(encoding="utf-8")))
+    text = (ROOT / "docs" / "simulator" / "failed-seed.md").read_text(encoding="utf-8")
+    table = text.partition("| the first line says |")[2].partition("\n\n")[0]
+    listed = [name for line in table.splitlines() for name in re.findall(r"`(RUN-[a-z]+)`", line.split(" | ")[0])]
+    assert sorted(listed) == sorted(given)
 
 
 def test_the_gym_of_the_docs_is_the_example() -> None:

@@ -319,6 +319,19 @@ def test_where_there_was_no_campaign_nothing_is_kept(tmp_path: Path) -> None:
     assert kept(tmp_path / "none.sqlite") == []
 
 
+def test_a_history_that_is_no_database_is_named_with_the_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    HISTORY.parent.mkdir()
+    HISTORY.write_text("no database\n" * 100, encoding="utf-8")
+    told = f"{HISTORY} is damaged (file is not a database): move it away, and the next campaign begins a new one"
+    assert main(["sim", "failures"]) != 0
+    assert told in capsys.readouterr().err
+    assert main(["sim", "fuzz", "--profile", "calm", "--seeds", "0..1", "-j", "1", "--double", "0"]) == 0
+    assert f"results are not kept: {told}" in capsys.readouterr().err
+
+
 # --------------------------------------------------------------------------------- what is said
 
 
