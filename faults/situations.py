@@ -234,11 +234,11 @@ def _failed_before(d: Drawing) -> Faults:
     """First attempts fail, so that nobody retires them, and the second are restored."""
     chance = d.chance
     bad: Fault = chance.choice((
-        faults.JudgeFails("inventory", "raises", 1, 2),
-        faults.ToolFails("inventory", chance.randint(1, 3), 2),
-        faults.FailedReply("agent", "responses", 500, chance.randint(1, 3), 2),
+        faults.JudgeFails("inventory", "raises", 1, 3),
+        faults.ToolFails("inventory", chance.randint(1, 3), 3),
+        faults.FailedReply("agent", "responses", 500, chance.randint(1, 3), 3),
     ))  # fmt: skip
-    return bad, _all_lost(d)
+    return bad, _all_lost(d, chance.choice((1, 2, 2)))
 
 
 def _poisoned(d: Drawing) -> Faults:
