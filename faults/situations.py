@@ -300,10 +300,10 @@ def _waits_at_restore(d: Drawing) -> Faults:
     wait. Some imports outlast their restore. Where nobody can retire the calls, leases end it."""
     chance, last = d.chance, "ledger.import" if d.policies[1:] else "records.read"
     found: list[Fault] = []
-    if chance.random() < 0.7:
+    if chance.random() < 0.8:
         found += [faults.Lose(each, "retire", "refuse", 1, 400) for each in d.participants]
-    if chance.random() < 0.6:
-        found += [faults.SlowDisk(policy, _between(d, 1.5, 4.5), 1, 2, last) for policy in d.policies]
+    if chance.random() < 0.7:
+        found += [faults.SlowDisk(policy, _between(d, 2.0, 4.5), 1, 2, last) for policy in d.policies]
     for policy in d.policies:
         found.append(faults.SlowDisk(policy, _between(d, 0.1, 1.0), 1, 4, "records.read_manifest"))
         found.append(faults.Duplicate(policy, "completions", 1, 60, when=OnPhase("restoring", 1, policy)))
@@ -356,9 +356,9 @@ def _not_there(d: Drawing) -> Faults:
     """A network file system says once of each name that there is nothing, from some time on; two checkpoints are taken,
     and then everything dies and is restored."""
     chance = d.chance
-    looks = chance.sample(get_args(faults.Look), chance.randint(2, 4))
+    looks = chance.sample(get_args(faults.Look), chance.randint(3, 5))
     nodes = (CONTROLLER, *d.policies, chance.choice(d.participants))
-    found = [faults.NotThere(node, look, chance.randint(1, 9), 400) for node in dict.fromkeys(nodes) for look in looks]
+    found = [faults.NotThere(node, look, chance.randint(1, 6), 400) for node in dict.fromkeys(nodes) for look in looks]
     asked = [faults.Signal("SIGUSR1", At(_between(d, low, low + 0.3))) for low in (0.2, 0.7)]
     return *found, *asked, _all_lost(d, 2)
 
@@ -478,12 +478,12 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(_gone_on, CAPTURED, {"every_s": None}),
     Situation(_dies_restored, ALL, OFTEN),
     Situation(_over_restored, CAPTURED, OFTEN),
-    Situation(_waits_at_restore, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
+    Situation(_waits_at_restore, (*CAPTURABLE, *CAPTURED), {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_lapsed, ALL, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_read_late, CAPTURABLE, {**OFTEN, "timeout_s": 1.5, "grace_s": 2.0}),
     Situation(_closed_late, CAPTURABLE, OFTEN),
     Situation(_rotten, CAPTURABLE, {"every_s": None, "keep": 2}),
-    Situation(_not_there, ALL, OFTEN),
+    Situation(_not_there, (*ALL, *CAPTURED), OFTEN),
     Situation(_changed, CAPTURABLE, OFTEN),
     Situation(_mislaid, ALL, {"every_s": None}),
     Situation(_export_again, ALL, OFTEN),
