@@ -313,7 +313,7 @@ def _waits_at_restore(d: Drawing) -> Faults:
 
 def _lapsed(d: Drawing) -> Faults:
     """What everybody has restored is resumed so late that leases may have ended it."""
-    return _all_lost(d), faults.DelayAtProbe("collector.restore_installed", _between(d, 2.0, 6.0))
+    return _all_lost(d), faults.DelayAtProbe("collector.restore_installed", _between(d, 3.0, 6.0))
 
 
 def _changed(d: Drawing) -> Faults:
@@ -424,9 +424,10 @@ def _wall_clock(d: Drawing) -> Faults:
 
 
 def _torn_logs(d: Drawing) -> Faults:
-    """The controller dies again and again with lines of its logs unsynced."""
+    """The controller dies again and again with lines of its logs unsynced, sometimes with its host."""
     crashes = [faults.CrashAtStep(CONTROLLER, d.chance.randint(3, 20), "log.fsync") for _ in range(4)]
-    return *crashes, faults.Crash((CONTROLLER,), OnRow("collector.row", d.chance.randint(2, 6)))
+    lost = [faults.Crash((CONTROLLER,), OnRow("collector.row", k), silent=True) for k in (d.chance.randint(1, 2), 4, 5)]
+    return *crashes, *lost
 
 
 def _failed_syncs(d: Drawing) -> Faults:
